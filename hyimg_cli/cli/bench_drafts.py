@@ -21,7 +21,7 @@ def bench_drafts(
 
     steps = [*dict.fromkeys(part.strip() for part in counts.split(","))]
     if not all(part.isdecimal() and 0 < int(part) <= 1000 for part in steps):
-        what = f"--draft-steps {counts!r} is no list of whole numbers"
+        what = f"--draft-steps {counts!r} is not a list of whole numbers"
         raise UsageError(what, hint="for example --draft-steps 6,8,10")
     if not given["manifest"]:
         hint = "--manifest jobs.jsonl: a few dozen jobs such as yours"

@@ -85,12 +85,20 @@ def export(
     if output is None:
         raise UsageError("no folder to write to is given", hint="name it with -o")
     # Imported here: a page of help needs none of it.
-    from hyimg_cli.export.export import ExportRequest, export_runs
-    from hyimg_cli.export.rows import RowOptions, Splits
+    from hyimg_cli.export.export import export_runs
+    from hyimg_cli.export.rows import ExportRequest
 
-    options = RowOptions(Splits(split), rejected, source_licence, sources == "by-hash")
     request = ExportRequest(
-        folders, output, form, options, shards, tuple(allow_licence or ()), force
+        folders,
+        output,
+        form,
+        split,
+        rejected,
+        source_licence,
+        sources == "by-hash",
+        shards,
+        tuple(allow_licence or ()),
+        force,
     )
     info, damaged = export_runs(request)
     if as_json:

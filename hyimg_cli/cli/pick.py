@@ -10,7 +10,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, pool_of, refresh_pages, show_best_of, show_picks
+from hyimg_cli.cli.picks import RunOrTexts, refresh_pages, show_best_of, show_picks
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
@@ -51,7 +51,7 @@ def pick(
         list[str] | None,
         o.option(
             "--choose",
-            "Your own choice, which is kept: LINE=CANDIDATE, LINE=none, or LINE=rule.",
+            "Choose a candidate yourself: LINE=CANDIDATE, LINE=none, or LINE=rule to undo.",
             is_basic=True,
             metavar="<id=id>",
         ),
@@ -60,13 +60,13 @@ def pick(
         Path | None,
         o.option(
             "--choices",
-            "Choices from a file that the page saved.",
+            "Read choices from a file that the page saved.",
             parser=o.folder,
             metavar="<path>",
         ),
     ] = None,
     output: Annotated[
-        Path | None, o.output("--output", "Manifest of the picked texts to write.")
+        Path | None, o.output("--output", "Write the picked lines as a manifest.")
     ] = None,
     progress: o.Progress = "auto",
     as_json: o.AsJson = False,
@@ -77,15 +77,16 @@ def pick(
     Gates come first, then the mean rank over the scorers. Nothing is scored or drawn, unless
     --rounds asks for more candidates. Exit code 1: a line has no accepted candidate.
     """
+    from hyimg_cli.scoring.candidates import all_in, read_pool
     from hyimg_cli.scoring.pick import pick as picked_of
     from hyimg_cli.scoring.pick import rule_of
 
     style = render.style_of(ctx.params)
     settings = o.settings_of(ctx.params)
     config = o.run_config(settings, run)
-    pool, finals = pool_of(run)
+    pool, finals = read_pool(run)
     if given := [*_chosen(choose or ()), *(_saved(choices) if choices else ())]:
-        known = {one.custom_id: of for of, some in pool.items() for one in some}
+        known = {one.custom_id: one.of for one in all_in(pool)}
         for one in given:
             for name in one["picked"] or ():
                 if known.get(name) != one["candidate_of"]:
@@ -95,8 +96,8 @@ def pick(
     if config.candidates.rounds > 1:
         raise typer.Exit(_draw_more(ctx, config, pool, finals is not None))
     if config.candidates.score:
-        hint = "hyimg score RUN --score … scores; with --rounds, this command does as well"
-        raise UsageError("nothing is scored here", where="--score", hint=hint)
+        hint = "run hyimg score RUN --score … first, or add --rounds"
+        raise UsageError("without --rounds, hyimg pick does not score", where="--score", hint=hint)
     file = ScoresFile(run)
     rule = rule_of(config.candidates, file.declared)
     picks = picked_of(pool, finals, file.scores, rule, read_choices(run))
@@ -104,7 +105,7 @@ def pick(
     refresh_pages(run)
     if output is not None:
         names = {name for one in picks for name in one["picked"]}
-        lines = [one.line for some in pool.values() for one in some if one.custom_id in names]
+        lines = [one.line for one in all_in(pool) if one.custom_id in names]
         replace_file(output, b"".join(map(json_line, lines)))
     raise typer.Exit(show_picks(picks, style))
 
@@ -113,8 +114,8 @@ def _draw_more(ctx: typer.Context, config: RunConfig, pool: "Groups", are_drafts
     """Draw further rounds of a run's candidates, as the command that drew the first would."""
     run = config.output.folder
     if not (run / CANDIDATES).is_file():
-        what = "the run does not say how its candidates are drawn"
-        hint = "give --rounds to hyimg generate, with the command that drew them"
+        what = "the run does not record how its candidates were drawn"
+        hint = "add --rounds to the hyimg generate command that drew them"
         raise UsageError(what, where=run, hint=hint, code="usage.rounds")
     drafts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
     steps = max(filter(None, drafts), default=None) if are_drafts else None

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,12 +12,9 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report, stoppable
 from hyimg_cli.cli.render import Style
 from hyimg_cli.engine.runner import RunRequest
-from hyimg_cli.journal.picks import DRAFTS
+from hyimg_cli.journal.picks import DRAFTS, kind_of
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted
-
-if TYPE_CHECKING:
-    from hyimg_cli.scoring.candidates import Candidate, Groups
 
 RunOrTexts = Annotated[
     Path,
@@ -30,19 +27,9 @@ RunOrTexts = Annotated[
 _MOST_SHOWN = 20
 
 
-def pool_of(place: Path) -> "tuple[Groups, dict[str, Candidate] | None]":
-    """The candidates of a run; and where they are drafts, the pictures in full by id."""
-    from hyimg_cli.scoring.best_of import read_finals
-    from hyimg_cli.scoring.candidates import read_candidates
-
-    if (place / DRAFTS).is_dir():
-        return read_candidates(place / DRAFTS), read_finals(place)
-    return read_candidates(place), None
-
-
 def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
-    """Say what was picked, and what rejected why; the exit code: 1 where a line has no accepted
-    candidate.
+    """Report the picks and the reasons for rejections. Return the exit code: 1 if a line has no
+    accepted candidate.
     """
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
     for one in [] if style.is_quiet else picks[:_MOST_SHOWN]:
@@ -52,15 +39,17 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
         render.note(f"{one['candidate_of']}: {picked} picked{by}{waits}{_values(one)}")
     if len(picks) > _MOST_SHOWN and not style.is_quiet:
         render.note(f"{len(picks) - _MOST_SHOWN} more in picks.jsonl")
-    reasons = Counter(_kind(entry["reasons"][0]) for one in picks for entry in one["rejected"])
-    rejected = ", ".join(f"{reason}: {count}" for reason, count in reasons.most_common(5))
+    reasons = Counter(kind_of(entry["reasons"][0]) for one in picks for entry in one["rejected"])
+    rejected = ", ".join(
+        f"{printable(reason)}: {count}" for reason, count in reasons.most_common(5)
+    )
     said = f"{counted(len(picks), 'line')}, {len(picks) - len(poor)} with an accepted candidate"
     if not style.is_quiet:
         render.note(f"{said}; rejected: {rejected or 'none'}")
         for name, means in _audits(picks).items():
             render.note(f"audit by {name}, which never chooses: {means}")
     if any(one["missing"] for one in picks) and not style.is_quiet:
-        render.note("the hyimg generate command of this run draws in full what is not yet")
+        render.note("run the hyimg generate command of this run again to draw them in full")
     for one in picks if style.as_json else ():
         render.json_line(one)
     return 1 if poor else 0
@@ -96,14 +85,6 @@ def _values(line: Mapping[str, Any]) -> str:
     values = (first or {}).get("final_values") or (first or {}).get("values") or {}
     found = ", ".join(f"{name} {value:g}" for name, value in values.items() if "." not in name)
     return f" ({found})" if found else ""
-
-
-def _kind(reason: str) -> str:
-    """A reason without its numbers and names, to be counted."""
-    reason = reason.removeprefix("final: ")
-    if reason.startswith(("none: ", "global: ", "duplicate ", "failed: ", "not scored: ")):
-        return reason.partition(":")[0].partition(" of ")[0]
-    return printable(reason.partition(" ")[0])
 
 
 def _audits(picks: Sequence[Mapping[str, Any]]) -> dict[str, str]:

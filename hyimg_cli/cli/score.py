@@ -7,7 +7,7 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, pool_of
+from hyimg_cli.cli.picks import RunOrTexts
 from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.picks import ScoresFile
@@ -19,28 +19,28 @@ def score(
     run: RunOrTexts,
     recipe: o.Recipe = None,
     retry_failed: Annotated[
-        bool, o.option("--retry-failed", "Ask again what has no value.", is_basic=True)
+        bool, o.option("--retry-failed", "Score candidates without a value again.", is_basic=True)
     ] = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Score the pictures of a run, or the texts of hyimg think.
 
-    Scores go to scores.jsonl in the run's folder. What has a score is not asked again; a command
-    that was stopped goes on where it was. hyimg pick chooses by them.
+    Scores go to scores.jsonl in the run's folder. Existing scores are kept; run the same command
+    again to resume. Then choose with hyimg pick.
     """
-    from hyimg_cli.scoring.candidates import score_candidates
+    from hyimg_cli.scoring.candidates import all_in, read_pool, score_candidates
     from hyimg_cli.scoring.scorers import scorers_of
 
     config = o.run_config(o.settings_of(ctx.params), Path()).candidates
     if not (scorers := scorers_of(config)):
-        raise UsageError("no scorer is named", hint="--score outside, for example")
-    pool, finals = pool_of(run)
-    every = [one for some in pool.values() for one in some] + [*(finals or {}).values()]
+        raise UsageError("no scorer given", hint="add one, for example --score outside")
+    pool, finals = read_pool(run)
+    every = [*all_in(pool), *(finals or {}).values()]
     tell = render.note if not quiet else _say_nothing
     with stoppable(lambda _: False), ScoresFile(run) as file:
         asked = score_candidates(every, scorers, file, config, tell, retry_failed=retry_failed)
     if not asked:
-        tell("nothing to score: every score is there already, or no scorer fits")
+        tell("nothing to score: all scores exist, or no scorer applies")
 
 
 def _say_nothing(_: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.export.columns import DEFAULT, FOLDERS, Kind, columns_of
+from hyimg_cli.export.columns import DEFAULT, FOLDERS, Kind, columns_of, pictures_in
 from hyimg_cli.export.dataset import Info, Shard
 from hyimg_cli.export.formats import FORMATS
 from hyimg_cli.spec.printed import printable
@@ -17,7 +17,7 @@ def write_card(info: Info, shards: Sequence[Shard]) -> str:
     import jinja2
     import yaml
 
-    configs = dict.fromkeys(shard.rows[0].config for shard in shards)
+    configs = dict.fromkeys(shard.config for shard in shards)
     tasks = {row.columns["task"] for shard in shards for row in shard.rows}
     names = {"it2i": "image-to-image", "t2i": "text-to-image"}
     front: Info = {
@@ -40,8 +40,8 @@ def write_card(info: Info, shards: Sequence[Shard]) -> str:
 
 
 def _config(name: str, shards: Iterable[Shard], info: Info) -> Info:
-    own = [shard for shard in shards if shard.rows[0].config == name]
-    ending = FORMATS[info["format"]].suffix
+    own = [shard for shard in shards if shard.config == name]
+    ending = FORMATS[info["format"]]
     paths = [
         {"split": split, "path": f"{FOLDERS[name]}/{split}-*{ending}"}
         for split in dict.fromkeys(shard.rows[0].split for shard in own)
@@ -60,10 +60,7 @@ def _features(config: str, shards: Iterable[Shard], form: str) -> list[Info]:
         return [_feature(name, kind) for name, kind in kinds.items()]
     facts: dict[str, Any] = {n: k for n, k in kinds.items() if k not in ("image", ["image"])}
     members = {
-        f"{column}{index if isinstance(kinds[column], list) else ''}.{file.suffix}"
-        for row in rows
-        for column, files in row.files.items()
-        for index, file in enumerate(files)
+        f"{name}.{file.suffix}" for row in rows for name, _, file in pictures_in(row.columns)
     }
     keys = [_feature(name, "string") for name in ("__key__", "__url__")]
     return [_feature("json", facts), *(_feature(one, "image") for one in sorted(members)), *keys]

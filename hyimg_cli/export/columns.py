@@ -1,12 +1,17 @@
-"""The columns of a dataset, what a row holds, and the digest of a row.
+"""The columns of a dataset, the pictures in them, and the digest of a row.
 
 A column's kind is `string`, `int64`, `float64`, `bool` or `image`, `[kind]` for a list of these, or
 a mapping of names to kinds.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from hyimg_cli.errors import StorageError
+from hyimg_cli.files import bytes_of
+from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.spec import digest
 
 Kind = str | list[str] | dict[str, str]
@@ -17,15 +22,31 @@ FOLDERS = {DEFAULT: "data", PREFERENCE: "preference"}
 ROW_SHA256 = "row_sha256"
 
 
-class Picture(NamedTuple):
-    """A picture's file: its bytes, and the ending of its name without the dot."""
+@dataclass(frozen=True)
+class Picture:
+    """A picture in a row: the ending of its file's name without the dot, and its file or bytes."""
 
-    data: bytes
     suffix: str
+    sha256: str
+    nbytes: int
+    _source: Path | bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, source: Path | bytes, suffix: str) -> "Picture":
+        """Read a file once for its digest. Raises OSError."""
+        data = source if isinstance(source, bytes) else bytes_of(source, MAX_SOURCE_BYTES)
+        return cls(suffix, digest.of_bytes(data), len(data), source)
 
     @property
-    def sha256(self) -> str:
-        return digest.of_bytes(self.data)
+    def data(self) -> bytes:
+        """The bytes, which must be those of the digest. Raises OSError, StorageError."""
+        if isinstance(self._source, bytes):
+            return self._source
+        data = bytes_of(self._source, MAX_SOURCE_BYTES)
+        if digest.of_bytes(data) != self.sha256:
+            what, hint = "the file was changed during the export", "run the same command again"
+            raise StorageError(what, where=self._source, hint=hint, code="export.changed")
+        return data
 
 
 def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
@@ -61,16 +82,24 @@ def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
     }
 
 
+def pictures_in(row: Columns) -> Iterator[tuple[str, str, Picture]]:
+    """The pictures of a row, each after its name, such as `source0` or `result`, and its column."""
+    for column, value in row.items():
+        for index, one in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(one, Picture):
+                yield f"{column}{index}" if isinstance(value, list) else column, column, one
+
+
 def row_digest(config: str, split: str, columns: Mapping[str, Any]) -> str:
-    """Hex sha256 of a row: its configuration, its split and its columns, where a picture counts by
-    the sha256 of its bytes, and what is empty or null does not count.
+    """Hex sha256 of a row: its configuration, its split and its columns. A picture counts by the
+    sha256 of its bytes. Empty values, nulls and `row_sha256` do not count.
     """
     facts = {name: value for name, value in columns.items() if name != ROW_SHA256}
     return digest.of_json({"config": config, "split": split, "row": without_nulls(facts)})
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without what is null or empty in it; pictures become their sha256."""
+    """A value without nulls and empty values; pictures become their sha256."""
     if isinstance(value, Mapping):
         kept = {name: without_nulls(one) for name, one in value.items()}
         return {name: one for name, one in kept.items() if one not in (None, [], {}, "")}

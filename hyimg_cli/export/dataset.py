@@ -14,13 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.export.columns import FOLDERS, columns_of, dataset_digest
-from hyimg_cli.export.formats import FORMATS, MAX_GROUP_BYTES
+from hyimg_cli.export.formats import FORMATS, MAX_GROUP_BYTES, by_size, bytes_in, write_rows
 from hyimg_cli.export.rows import Row
 from hyimg_cli.files import (
     TABLE_BYTES,
@@ -43,13 +42,16 @@ SHARD_NAME = re.compile(
 Info = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """A file or folder of rows of one configuration and split; `first`: number of the first row."""
 
     name: str
     rows: Sequence[Row]
     first: int
+
+    @property
+    def config(self) -> str:
+        return self.rows[0].config
 
 
 def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> list[Shard]:
@@ -61,27 +63,17 @@ def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> lis
         parts.setdefault((row.config, row.split), []).append(row)
     shards, first = list[Shard](), 0
     for (config, split), own in parts.items():
-        pieces = list(_by_count(own, count) if count else _by_size(own))
+        pieces: Sequence[Sequence[Row]]
+        if count:
+            n = min(count, len(own))
+            pieces = [own[len(own) * i // n : len(own) * (i + 1) // n] for i in range(n)]
+        else:
+            pieces = list(by_size(own, lambda row: row.columns, MAX_GROUP_BYTES))
         for number, piece in enumerate(pieces):
             name = f"{FOLDERS[config]}/{split}-{number:05}-of-{len(pieces):05}"
-            shards.append(Shard(name + FORMATS[form].suffix, piece, first))
+            shards.append(Shard(name + FORMATS[form], piece, first))
             first += len(piece)
     return shards
-
-
-def _by_count(rows: Sequence[Row], count: int) -> Iterator[Sequence[Row]]:
-    count = min(count, len(rows))
-    return (rows[len(rows) * n // count : len(rows) * (n + 1) // count] for n in range(count))
-
-
-def _by_size(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    start, nbytes = 0, 0
-    for end, row in enumerate(rows):
-        nbytes += row.nbytes
-        if nbytes > MAX_GROUP_BYTES and end > start:
-            yield rows[start:end]
-            start, nbytes = end, row.nbytes
-    yield rows[start:]
 
 
 def write_dataset(
@@ -93,7 +85,7 @@ def write_dataset(
     *,
     force: bool = False,
 ) -> Info:
-    """Write what is missing of a dataset; the contents of its dataset.json.
+    """Write the missing files of a dataset, and return the contents of its dataset.json.
 
     `facts`: what dataset.json says besides the hash, counts and files, its `format` among it;
     `card_of` makes the card of all that. Raises OutputFolderError where the folder holds anything
@@ -184,17 +176,13 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
 
 def _write_shard(path: Path, form: str, shard: Shard, scorers: Iterable[str]) -> Info:
     path.parent.mkdir(exist_ok=True)
-    kinds = columns_of(shard.rows[0].config, scorers)
-    # Nobody waits for the disk for each picture of a folder: a shard that a power cut damaged has
-    # another digest than the state says, and is written again.
+    rows, kinds = [row.written for row in shard.rows], columns_of(shard.config, scorers)
+    # A folder's pictures are not synced one by one: a shard that a power cut damaged has another
+    # digest than the state says, and is written again.
     with replacing(path, is_lasting=form != "folder") as temporary:
-        FORMATS[form].write(temporary, kinds, shard.first, (row.read() for row in shard.rows))
-        known = {
-            "sha256": shard_digest(temporary),
-            "rows": len(shard.rows),
-            "nbytes": sum(row.nbytes for row in shard.rows),
-        }
-    return known
+        write_rows(temporary, form, rows, kinds, shard.first)
+        nbytes = sum(map(bytes_in, rows))
+        return {"sha256": shard_digest(temporary), "rows": len(rows), "nbytes": nbytes}
 
 
 def _write_json(path: Path, value: Info) -> None:

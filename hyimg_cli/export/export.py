@@ -1,43 +1,27 @@
-"""Runs made into a dataset: candidates, licences, rows, shards, in this order."""
+"""Runs made into a dataset: pictures, licences, rows, shards, in this order."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from hyimg_cli import __version__
 from hyimg_cli.errors import UsageError, require
-from hyimg_cli.export.candidates import find_candidates
 from hyimg_cli.export.card import write_card
 from hyimg_cli.export.columns import PREFERENCE, as_utf8
 from hyimg_cli.export.dataset import Info, plan_shards, write_dataset
+from hyimg_cli.export.finished import find_finished
 from hyimg_cli.export.licences import licences_of, refuse_forbidden
-from hyimg_cli.export.rows import RowOptions, count_reasons, plan_rows
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """What one export was asked to do; `shards`: of each split, None for shards of about 64 MB."""
-
-    runs: Sequence[Path]
-    folder: Path
-    form: str
-    options: RowOptions
-    shards: int | None = None
-    allowed_licences: tuple[str, ...] = ()
-    force: bool = False
+from hyimg_cli.export.rows import ExportRequest, count_reasons, plan_rows
 
 
 def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
-    """Write a dataset: what its dataset.json holds, and candidates whose files are gone or changed,
+    """Write a dataset: what its dataset.json holds, and pictures whose files are gone or changed,
     with the reason. Raises UsageError where a licence does not permit it, or nothing has a row.
     """
     require("yaml", *(["pyarrow"] if request.form == "parquet" else []), extra="export")
-    found, options = find_candidates(request.runs), request.options
-    licences = licences_of(found.candidates)
+    found = find_finished(request.runs)
+    licences = licences_of(found.finished)
     needed = refuse_forbidden(licences, request.allowed_licences)
-    planned = plan_rows(found.candidates, licences, options)
+    planned = plan_rows(found.finished, licences, request)
     if not planned.rows:
         why = [*planned.damaged.values(), *count_reasons(planned.rejected), *found.left_out]
         raise UsageError(
@@ -54,8 +38,8 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
     facts: Info = {
         "hyimg": __version__,
         "format": request.form,
-        "split": "/".join(map(str, options.splits.shares)),
-        "sources": "by-hash" if options.sources_by_hash else "files",
+        "split": request.split,
+        "sources": "by-hash" if request.sources_by_hash else "files",
         "rules": found.rules,
         "scorers": found.scorers,
         "licences": {"models": licences, "allowed": needed, "sources": sources},

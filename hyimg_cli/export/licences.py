@@ -1,7 +1,7 @@
 """The licence gate: whether other models may be trained on what these checkpoints made.
 
 Only licences known to permit it pass; `--allow-licence` lets others through, and is recorded. This
-is no legal advice.
+is not legal advice.
 """
 
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.export.candidates import Candidate
+from hyimg_cli.export.finished import Finished
 from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.models import registry
 from hyimg_cli.models.licences import AND, TENCENT, UNKNOWN, is_non_commercial, licence_in
@@ -40,9 +40,9 @@ def find_reason(licence: str) -> str:
     return ""
 
 
-def licences_of(candidates: Iterable[Candidate]) -> dict[str, str]:
+def licences_of(finished: Iterable[Finished]) -> dict[str, str]:
     """The licence of each checkpoint and LoRA that drew, by its public name."""
-    parts = {(name, one.revision) for one in candidates for name in parts_of(one.line)}
+    parts = {(name, one.revision) for one in finished for name in parts_of(one.line)}
     return {
         public_part(name): _licence(name, revision) for name, revision in sorted(parts, key=str)
     }

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hyimg_cli.errors import UsageError
 from hyimg_cli.export.columns import FOLDERS, ROW_SHA256, dataset_digest, row_digest
 from hyimg_cli.export.dataset import INFO, REJECTED, SHARD_NAME, read_info, shard_digest
-from hyimg_cli.export.formats import FORMATS
+from hyimg_cli.export.formats import FORMATS, read_rows
 from hyimg_cli.spec.units import counted
 
 _CONFIGS = {place: config for config, place in FOLDERS.items()}
@@ -54,7 +54,7 @@ def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]
     try:
         if shard_digest(path) != known.get("sha256"):
             yield "its bytes differ"
-        for row in FORMATS[form].read(path) if shard else ():
+        for row in read_rows(path, form) if shard else ():
             hashes.append(row_digest(config, split, row))
             if hashes[-1] != row.get(ROW_SHA256):
                 yield f"the row {row.get('id')!r} was changed"

@@ -268,7 +268,7 @@ def _lightness(levels: Plane) -> Plane:
 
 
 def _wider(mask: Mask) -> Mask:
-    reach = max(1, round(4 * scale_of(mask.shape)))
+    reach = max(1, round(12 * scale_of(mask.shape)))
     return np.asarray(ndimage.maximum_filter(mask, 2 * reach + 1))
 
 

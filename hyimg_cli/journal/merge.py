@@ -3,13 +3,13 @@
 Two clusters that share a manifest have a folder each.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hyimg_cli.addresses import shown_place
+from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
@@ -22,6 +22,7 @@ from hyimg_cli.journal.journal import (
     outputs_of,
 )
 from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.picks import SCORES, ScoresFile
 from hyimg_cli.journal.resume import is_intact
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.settings.file_names import clashes
@@ -112,6 +113,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         target.write_run(info | {"merged": [folder.name for folder in folders]})
         missing = [name for name in names if not _is_done(results.get(name, {}))]
         target.write_lines(MISSING, (jobs[name] for name in missing if name in jobs))
+    _join_scores([source.folder for source in sources if source.folder != into], into)
     done_count = sum(map(_is_done, results.values()))
     return Merged(done_count, len(results) - done_count, missing, damaged)
 
@@ -121,6 +123,15 @@ def _read(folder: Path, into: Path) -> _Source:
     jobs = dict(resolved_jobs(folder))
     moved = dict(zip(jobs, lines_moved(jobs.values(), folder, into), strict=True))
     return _Source(folder, run_folder(folder).results(), moved)
+
+
+def _join_scores(folders: Iterable[Path], into: Path) -> None:
+    """Carry the scores of candidates over; picks are made anew by `hyimg pick`."""
+    scored = [one for one in folders if not address_of(one) and (one / SCORES).is_file()]
+    if scored and not address_of(into):
+        with ScoresFile(into) as file:
+            for folder in scored:
+                file.join(ScoresFile(folder))
 
 
 def _is_done(entry: Entry) -> bool:

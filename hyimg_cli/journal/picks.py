@@ -10,8 +10,10 @@
 Of a file of texts `texts.jsonl` the first three are called `texts.scores.jsonl` and so on.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,15 +26,17 @@ from hyimg_cli.journal.journal_file import JournalFile, lines_in
 SCORES, PICKS, CHOICES = "scores.jsonl", "picks.jsonl", "choices.jsonl"
 DRAFTS, CANDIDATES = "drafts", "candidates.jsonl"
 Line = Mapping[str, Any]
+# Ends the kind of a reason: `judge.follows 5 < 7`, `duplicate of cat-3`, `global: structure …`.
+_KIND = re.compile(r":| of | -?[0-9]")
 
 
 def beside(place: Path, name: str) -> Path:
-    """The path of such a file: in a run's folder, or beside a file of texts."""
+    """The path of such a file: in a run's folder, or next to a file of texts."""
     return place / name if place.is_dir() else place.with_name(f"{place.stem}.{name}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, none where there is no file; what a kill cut off is passed over.
+    """The lines of a file, none if it does not exist; a last line that a kill cut off is skipped.
 
     Raises OutputFolderError for any other line that is not a JSON object.
     """
@@ -58,6 +62,60 @@ def read_picks(place: Path) -> dict[str, dict[str, Any]]:
     """What was picked, by the id of the manifest's line; empty where nothing was."""
     entries = read_lines(beside(place, PICKS))
     return {one["candidate_of"]: one for one in entries if isinstance(one.get("candidate_of"), str)}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What picks.jsonl says of a candidate of the line `of`. `state`: picked, ranked or rejected;
+    `why`: its rank or the reasons against it; `is_missing`: picked, but not yet drawn in full.
+    `final_values`: of a draft, the values of its picture in full.
+    """
+
+    of: str
+    state: str
+    why: tuple[str, ...]
+    rank: int | None
+    values: dict[str, float | None]
+    final_values: dict[str, float | None]
+    is_by_person: bool
+    is_missing: bool
+
+
+def verdicts_of(place: Path) -> dict[str, Verdict]:
+    """The verdict on each candidate in picks.jsonl, by its id. Raises OutputFolderError for a line
+    that is not one of hyimg's.
+    """
+    found: dict[str, Verdict] = {}
+    for of, line in read_picks(place).items():
+        try:
+            for entry in (*line["ranking"], *line["rejected"]):
+                name, rank = entry["custom_id"], None
+                state, why = "rejected", tuple(map(str, entry.get("reasons", ())))
+                if "rank" in entry:
+                    state, rank = "ranked", int(entry["rank"])
+                    why = (f"rank {rank} of {len(line['ranking'])}", *entry.get("overruled", ()))
+                if name in line["picked"]:
+                    state = "picked"
+                values, final_values = (
+                    {n: None if v is None else float(v) for n, v in entry.get(kind, {}).items()}
+                    for kind in ("values", "final_values")
+                )
+                is_by_person, is_missing = (
+                    line.get("chosen_by") == "person",
+                    name in line.get("missing", ()),
+                )
+                found[name] = Verdict(
+                    of, state, why, rank, values, final_values, is_by_person, is_missing
+                )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            what, hint = f'{PICKS} is damaged at "{of}"', "run hyimg pick to write it again"
+            raise OutputFolderError(what, where=place, hint=hint, code="output.damaged") from None
+    return found
+
+
+def kind_of(reason: str) -> str:
+    """A reason without its numbers and names, to be counted."""
+    return _KIND.split(reason.removeprefix("final: "))[0]
 
 
 def write_picks(place: Path, picks: Iterable[Line]) -> None:
@@ -122,6 +180,13 @@ class ScoresFile:
         with disk_errors(self._path):
             self._file.append([json_line(one) for one in added])
         self._take(added)
+
+    def join(self, other: "ScoresFile") -> None:
+        """Add the scores of another folder that are missing here."""
+        lines = [one for name, one in other.declared.items() if name not in self.declared]
+        lines += [one for key, one in other.scores.items() if key not in self.scores]
+        if lines:
+            self.append(lines)
 
     def _take(self, lines: Iterable[Line]) -> None:
         for one in lines:

@@ -1,4 +1,4 @@
-"""Scorers without weights, run as anybody's are: in a process of their own, by `scoring`."""
+"""Scorers without weights. They run as all others do: in a process of their own, by `scoring`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from hyimg_cli.spec.options import KeepOutside
 
 SCORERS = {
     "outside": {
-        "version": "1",
+        "version": "2",
         "needs": ["source", "result"],
         "range": [0, 400],
         "higher_is_better": False,
@@ -33,7 +33,7 @@ _SAYS_LITTLE = frozenset(
 
 def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """How far a result is from its source outside the edit, as `measure.outside` finds it: the mean
-    distance (CIE76). No value where there is no edit, or all of the picture was edited: nothing is
+    distance (CIE76). No value where no edit is found, or all of the picture was edited: nothing is
     outside then.
     """
     for case in cases:

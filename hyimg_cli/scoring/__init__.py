@@ -1,1 +1,1 @@
-"""Candidates scored by anybody's scorers in processes of their own, and the best of them picked."""
+"""Score candidates, each scorer in a process of its own, and pick the best of them."""

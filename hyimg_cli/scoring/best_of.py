@@ -22,7 +22,6 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.engine.run import ManifestRun, OnEvent
 from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.errors import UsageError
-from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.picks import (
     DRAFTS,
     ScoresFile,
@@ -35,7 +34,7 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.manifest.resolved_line import count_up
 from hyimg_cli.models import registry
-from hyimg_cli.scoring.candidates import Candidate, Groups, read_candidates, score_candidates
+from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
 from hyimg_cli.scoring.pick import pick, rule_of
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.settings.config import settings_of
@@ -64,21 +63,20 @@ class BestOf:
         config, request = self.request.config, self.request
         self.scorers = scorers_of(config.candidates)
         self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
-        self._out, steps = config.output.folder, config.candidates.draft_steps
-        self._pool = self._out / DRAFTS if steps else self._out
-        # What has no value is asked again once, and not at each step of the way.
+        self._out, self._steps = config.output.folder, config.candidates.draft_steps
+        # Candidates without a value are asked again once, not at each step.
         self._asks_again = request.policy.retry_failed
-        # Of each line, the rounds of draws until now.
+        # Further rounds of draws, by line.
         self._rounds: Counter[str] = Counter()
         why = ""
         if not self.scorers:
-            why = "nothing would choose among the drafts: --score names what does"
+            why = "drafts need a scorer to choose by: add --score"
         elif address_of(self._out):
-            why = "candidates are scored in a folder on this machine, and -o is an address"
+            why = "candidates are scored in a folder on this machine, but -o is an address"
         elif request.selection.shard or not request.policy.resume:
-            why = "candidates are picked among all of a line: no --shard, and no --no-resume"
-        elif not steps and (self._out / DRAFTS).is_dir():
-            why = f"{self._out} holds drafts: give their --draft-steps, or another folder"
+            why = "all candidates of a line are compared: leave out --shard and --no-resume"
+        elif not self._steps and (self._out / DRAFTS).is_dir():
+            why = f"{self._out} holds drafts: add the same --draft-steps, or choose another -o"
         if why:
             raise UsageError(why, code="usage.candidates")
 
@@ -100,15 +98,14 @@ class BestOf:
         return picks
 
     def _draw_round(self) -> Picks:
-        self._draw(self._pool, self._candidates)
-        pool = read_candidates(self._pool)
-        picks, before = self._pick(pool), set[str]()
-        # A run that ended early, by --fail-fast, leaves what it left: then so does this.
+        self._draw(self._out / DRAFTS if self._steps else self._out, self._candidates)
+        picks, before = self._pick(), set[str]()
+        # A run that ended early, by --fail-fast, leaves some undrawn: then so does this.
         while (missing := {name for one in picks for name in one["missing"]}) - before:
             before = missing
             chosen = {name for one in picks for name in one["picked"]}
-            self._draw(self._out, partial(self._finals, pool, chosen))
-            picks = self._pick(pool)
+            self._draw(self._out, partial(self._finals, chosen))
+            picks = self._pick()
         return picks
 
     def _draw(self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
@@ -121,10 +118,10 @@ class BestOf:
         self.summaries.append(run.run(self.on_event))
         self._at_work = None
 
-    def _pick(self, pool: Groups) -> Picks:
+    def _pick(self) -> Picks:
         """Score what has no score yet, and pick; the picks are on disk."""
-        finals = read_finals(self._out) if self._pool != self._out else None
-        every = [one for some in pool.values() for one in some] + [*(finals or {}).values()]
+        pool, finals = read_pool(self._out)
+        every = [*all_in(pool), *(finals or {}).values()]
         config = self.request.config.candidates
         again, self._asks_again = self._asks_again, False
         with ScoresFile(self._out) as file:
@@ -135,31 +132,26 @@ class BestOf:
 
     def _candidates(self, jobs: Sequence[Job]) -> list[Job]:
         """Every candidate of these rounds, as a draft where drafts were asked for."""
-        steps = self.request.config.candidates.draft_steps
         for job in jobs:
             if not isinstance(job, ImageJob):
-                what, hint = "scorers are shown pictures, and this is a video", "leave videos out"
+                what, hint = "this is a video, and scorers score pictures", "leave videos out"
                 raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
-            if steps and steps >= job.num_inference_steps:
-                what = (
-                    f"a draft of {steps} steps of a job of {job.num_inference_steps} saves nothing"
-                )
-                hint = "give fewer --draft-steps, or leave them out"
-                raise UsageError(what, where=job.source_line, hint=hint, code="usage.draft-steps")
+        every = [*add_rounds(jobs, self._rounds)]
+        made = [draft_of(job, self._steps) for job in every] if self._steps else every
         if not self._rounds:
             write_candidates(self._out, lines_beside(jobs, self._out))
-        every = add_rounds(jobs, self._rounds)
-        return [draft_of(job, steps) for job in every] if steps else [*every]
+        return made
 
-    def _finals(self, pool: Groups, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
+    def _finals(self, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
         """The chosen candidates in full, and those that were drawn before."""
-        drafts = {one.custom_id: one for some in pool.values() for one in some}
-        drawn = read_finals(self._out).keys() & drafts.keys()
+        pool, finals = read_pool(self._out)
+        drafts = {one.custom_id: one for one in all_in(pool)}
+        wanted = chosen | ((finals or {}).keys() & drafts.keys())
         revision = self.request.config.model.revision
         return [
             with_text(job, drafts[job.custom_id], revision)
             for job in add_rounds(jobs, self._rounds)
-            if job.custom_id in chosen | drawn and isinstance(job, ImageJob)
+            if job.custom_id in wanted and isinstance(job, ImageJob)
         ]
 
     def _tell(self, text: str) -> None:
@@ -182,13 +174,6 @@ def accepted(line: dict[str, Any]) -> list[str]:
     return [name for name in line["picked"] if name not in line["missing"]]
 
 
-def read_finals(folder: Path) -> dict[str, Candidate]:
-    """The pictures in full in a run's folder, by id; none where nothing was drawn yet."""
-    if not RunFolder(folder).is_run:
-        return {}
-    return {one.custom_id: one for some in read_candidates(folder).values() for one in some}
-
-
 def drafts_of(request: RunRequest) -> RunRequest:
     """The run of a request's drafts; the request itself where none were asked for."""
     config, steps = request.config, request.config.candidates.draft_steps
@@ -203,7 +188,11 @@ def drafts_of(request: RunRequest) -> RunRequest:
 
 
 def draft_of(job: Job, steps: int) -> Job:
-    """A job in few steps, all of them full ones."""
+    """A job in fewer steps, without a step cache. Raises UsageError where they are not fewer."""
+    if steps >= job.num_inference_steps:
+        what = f"a draft of {steps} steps of a job of {job.num_inference_steps} saves nothing"
+        hint = "give fewer --draft-steps, or leave them out"
+        raise UsageError(what, where=job.source_line, hint=hint, code="usage.draft-steps")
     lineage = replace(job.lineage, draft_of=job.custom_id)
     return replace(job, num_inference_steps=steps, step_cache=None, lineage=lineage)
 
@@ -253,10 +242,10 @@ def _next_candidate(of: str, own: Sequence[Job], number: int, custom_id: str) ->
     def follow(seeds: Sequence[int]) -> int:
         if len(seeds) > 1 and len(set(seeds)) == 1:
             return seeds[0]  # what the candidates do not differ in
-        if list(seeds) == [count_up(seeds[0], by) for by in range(len(seeds))]:
-            by_id = seeds[0] == seed_from(ids[0])
-            return seed_from(custom_id) if by_id else count_up(seeds[0], number)
-        return seed_from(custom_id)
+        is_by_id = seeds[0] == seed_from(ids[0])
+        if is_by_id or list(seeds) != [count_up(seeds[0], by) for by in range(len(seeds))]:
+            return seed_from(custom_id)
+        return count_up(seeds[0], number)
 
     first = own[0]
     lineage = Lineage(of, number, round=1 + number // len(own))

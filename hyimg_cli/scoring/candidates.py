@@ -4,7 +4,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.journal.past_run import resolved_jobs
-from hyimg_cli.journal.picks import ScoresFile, read_lines
+from hyimg_cli.journal.picks import DRAFTS, ScoresFile, read_lines
 from hyimg_cli.journal.resume import is_intact
-from hyimg_cli.scoring.process import Score, ScorerProcess
+from hyimg_cli.scoring.process import ScorerProcess
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
 from hyimg_cli.spec import digest
@@ -70,31 +70,23 @@ class Candidate:
     @property
     def has(self) -> set[str]:
         """What a scorer can be shown of it, by the words of `scorers.NEEDS`."""
-        matte = files_of_edit(self.result).get("mask")
-        parts: dict[str, object] = {"result": self.output, "source": self._sources}
-        parts |= {"text": self._text, "mask": matte}
-        return {"prompt", *(name for name, part in parts.items() if part)}
+        shown = self.case(("mask", "text"))
+        return {"prompt", *(name for name in ("result", "mask", "text") if shown[name])} | (
+            {"source"} if shown["sources"] else set()
+        )
 
     @property
     def is_intact(self) -> bool:
         """True if its picture is as its run wrote it."""
         return not self.result or is_intact(RunFolder(self.folder), self.result)
 
-    @property
-    def _text(self) -> str:
-        return str((self.result or self.line).get("cot_text") or "")
-
-    @property
-    def _sources(self) -> list[str]:
-        folder = self.folder.absolute()
-        return [os.path.join(folder, path) for path in self.line.get("images", ())]
-
     def key(self, identity: str, needs: Iterable[str]) -> str:
         """The key of its score by the scorer of this identity: a digest of all that it is shown."""
-        sources = self.result.get("source_sha256") or [*map(source_digest, self._sources)]
+        shown = self.case(needs)
+        sources = self.result.get("source_sha256") or [*map(source_digest, shown["sources"])]
         facts = [identity, self.content, [*sources], self.line["prompt"]]
-        facts += [self.line.get("kept_source", 1)] if "source" in needs else []
-        facts += [self._text] if "text" in needs else []
+        facts += [shown["kept_source"]] if "source" in needs else []
+        facts += [shown["text"]] if "text" in needs else []
         facts += [files_of_edit(self.result).get("mask")] if "mask" in needs else []
         return digest.of_json(facts)
 
@@ -102,14 +94,15 @@ class Candidate:
         """What a scorer of these needs is shown: paths are absolute."""
         folder = self.folder.absolute()
         path, matte = self.output.get("path"), files_of_edit(self.result).get("mask")
+        text = str((self.result or self.line).get("cot_text") or "")
         return {
             "id": self.custom_id,
             "prompt": self.line["prompt"],
-            "sources": self._sources,
+            "sources": [os.path.join(folder, path) for path in self.line.get("images", ())],
             "kept_source": self.line.get("kept_source", 1),
             "result": path and str(folder / path),
             "mask": str(folder / matte["path"]) if matte and "mask" in needs else None,
-            "text": self._text if "text" in needs else None,
+            "text": text if "text" in needs else None,
         }
 
 
@@ -125,18 +118,31 @@ def read_candidates(place: Path) -> Groups:
     else:
         if not RunFolder(place).is_run:
             hint = "name the -o of hyimg generate, or a file that hyimg think wrote"
-            raise UsageError("this is not the folder of a run", where=place, hint=hint)
+            raise UsageError("this folder does not hold a run", where=place, hint=hint)
         results = RunFolder(place).results()
         lines = dict(resolved_jobs(place))
         found = [Candidate(lines[i], results[i], place) for i in lines if i in results]
     if films := [one.custom_id for one in found if one.line.get("task") in VIDEO_TASKS]:
-        what = f'"{films[0]}" is a video, and scorers are shown pictures'
+        what = f'"{films[0]}" is a video, and scorers score pictures'
         raise UsageError(what, where=place, hint="leave videos out", code="usage.videos")
     groups: Groups = defaultdict(list)
     for one in sorted(found, key=lambda one: one.number):
         groups[one.of].append(one)
     order = dict.fromkeys(one.of for one in found)
     return {of: groups[of] for of in order}
+
+
+def read_pool(place: Path) -> tuple[Groups, dict[str, Candidate] | None]:
+    """The candidates of a run; and where they are drafts, the pictures in full by id."""
+    if not (place / DRAFTS).is_dir():
+        return read_candidates(place), None
+    finals = read_candidates(place) if RunFolder(place).is_run else {}
+    return read_candidates(place / DRAFTS), {one.custom_id: one for one in all_in(finals)}
+
+
+def all_in(pool: Groups) -> list[Candidate]:
+    """The candidates of every line."""
+    return [one for some in pool.values() for one in some]
 
 
 def score_candidates(
@@ -151,25 +157,27 @@ def score_candidates(
     """Ask each scorer for the scores that `file` lacks, and return how many those were.
 
     A batch's scores are on disk before the next one is asked. A scorer with nothing to do is not
-    started. `retry_failed`: what has no value is asked again. One scorer's end leaves the others at
-    work; then MachineError is raised.
+    started. `retry_failed`: candidates without a value are asked again. A scorer that cannot go on
+    does not stop the others; then MachineError is raised.
     """
     asked, errors = 0, list[MachineError]()
+    known = {k for k, line in file.scores.items() if not retry_failed or line.get("fault") is None}
     for scorer in scorers:
-        needs = scorer.declaration.needs
-        able = [one for one in candidates if one.has.issuperset(needs)]
+        needs = scorer.declared["needs"]
         # Equal texts, and equal pictures, are asked once.
-        wanted = {one.key(scorer.identity, needs): one for one in reversed(able)}
-        known = {
-            key
-            for key, line in file.scores.items()
-            if line.get("fault") is None or not retry_failed
-        }
-        left = {key: wanted[key] for key in reversed(wanted) if key not in known}
+        wanted: dict[str, Candidate] = {}
+        for one in candidates:
+            if one.has.issuperset(needs):
+                wanted.setdefault(one.key(scorer.identity, needs), one)
         if (file.declared.get(scorer.name) or {}).get("identity") != scorer.identity:
             file.append([scorer.recorded])
+        left = {key: one for key, one in wanted.items() if key not in known}
+        items = [(key, one) for key, one in left.items() if one.is_intact]
+        if gone := len(left) - len(items):
+            tell(f"{counted(gone, 'candidate')} not scored: the file changed since its run")
         try:
-            asked += _ask(scorer, left, file, config, tell)
+            if items:
+                asked += _ask(scorer, items, file, config.score_timeout, tell)
         except MachineError as error:
             errors.append(error)
     if errors:
@@ -179,47 +187,29 @@ def score_candidates(
 
 def _ask(
     scorer: Scorer,
-    left: Mapping[str, Candidate],
+    items: Sequence[tuple[str, Candidate]],
     file: ScoresFile,
-    config: CandidatesConfig,
+    limit_s: float,
     tell: Tell,
 ) -> int:
-    if not left:
-        return 0
+    """Score candidates by the keys of their scores."""
     began = told = time.monotonic()
-    needs = scorer.declaration.needs
-    items = [(key, one) for key, one in left.items() if one.is_intact]
-    if gone := len(left) - len(items):
-        tell(f"{counted(gone, 'candidate')} not scored: the file is not as its run wrote it")
     done = without = 0
-    with ScorerProcess(scorer, config.score_timeout, tell) as process:
+    with ScorerProcess(scorer, limit_s, tell) as process:
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
-            scores = process.score([one.case(needs) for _, one in batch])
-            lines = [_line(scorer, *of, score) for of, score in zip(batch, scores, strict=True)]
-            file.append(lines)
-            done, without = (
-                done + len(lines),
-                without + sum(one["fault"] is not None for one in lines),
+            scores = [*process.score([one.case(scorer.declared["needs"]) for _, one in batch])]
+            own = {"scorer": scorer.name, "identity": scorer.identity}
+            file.append(
+                {"key": key} | own | {"pixel_sha256": one.content} | asdict(score)
+                for (key, one), score in zip(batch, scores, strict=True)
             )
+            done += len(scores)
+            without += sum(score.fault is not None for score in scores)
             if time.monotonic() - told > _TOLD_EVERY_S:
                 told = time.monotonic()
                 tell(f"{scorer.name}: {done} of {len(items)} scored")
-    took = time_text(time.monotonic() - began)
     missing = f", {without} of them without a value" if without else ""
+    took = time_text(time.monotonic() - began)
     tell(f"{scorer.name}: {counted(done, 'candidate')} scored{missing} in {took}")
     return done
-
-
-def _line(scorer: Scorer, key: str, candidate: Candidate, score: Score) -> dict[str, Any]:
-    return {
-        "key": key,
-        "scorer": scorer.name,
-        "identity": scorer.identity,
-        "pixel_sha256": candidate.content,
-        "value": score.value,
-        "parts": dict(score.parts),
-        "reason": score.reason,
-        "fault": score.fault,
-        "seconds": score.seconds,
-    }

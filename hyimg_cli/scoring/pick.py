@@ -18,12 +18,13 @@ _GATE = re.compile(r"([A-Za-z0-9_-]+(?:\.[^=]+)?)=(-?[0-9]+(?:\.[0-9]+)?)")
 # Faults of `outside` that are verdicts on the edit.
 _VERDICTS = ("none: ", "global: ")
 Values = dict[str, float]
+Scores = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Rule:
     """How a line's candidates are picked. `least`, `most`: gates by scorer or SCORER.PART;
-    `declared`: the scorers that there are, by name; `audit` never chooses, the `choosing` do.
+    `declared`: the known scorers, by name; `audit` never chooses, the `choosing` do.
     """
 
     least: Mapping[str, float]
@@ -48,7 +49,7 @@ class Rule:
 def rule_of(config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]]) -> Rule:
     """The rule of a run's settings over scorers by name: each has `identity` and `declared`.
 
-    Raises UsageError for a gate or an audit by a scorer that there is not.
+    Raises UsageError for a gate or an audit by an unknown scorer.
     """
     least, most = (_gates(one, declared) for one in (config.least, config.most))
     if config.audit is not None and config.audit not in declared:
@@ -76,7 +77,7 @@ def _no_scorer(name: str, where: str, declared: Mapping[str, Any]) -> UsageError
 def pick(
     pool: Groups,
     finals: Mapping[str, Candidate] | None,
-    scores: Mapping[str, Mapping[str, Any]],
+    scores: Scores,
     rule: Rule,
     choices: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
@@ -85,73 +86,64 @@ def pick(
     `finals`: of drafts, the pictures that were drawn in full, by id; None where the candidates are
     in full themselves.
     """
-    picks = []
-    for of, candidates in pool.items():
-        values: dict[str, Values] = {}
-        final_values: dict[str, Values] = {}
-        reasons: dict[str, list[str]] = {}
-        first: dict[str, str] = {}
-        for one in candidates:
-            name = one.custom_id
-            values[name], reasons[name] = judge(one, scores, rule)
-            if one.content:
-                twin = first.setdefault(one.content, name)
-                reasons[name] += [f"duplicate of {twin}"] if twin != name else []
-            if finals is not None and (final := finals.get(name)):
-                final_values[name], why = judge(final, scores, rule)
-                reasons[name] = reasons[name] or [f"final: {reason}" for reason in why]
-        eligible = [one for one in candidates if not reasons[one.custom_id]]
-        mean_ranks = _mean_ranks(eligible, values, rule)
-        order = sorted(eligible, key=lambda one: (mean_ranks[one.custom_id] or 0, one.number))
-        picked = [one.custom_id for one in order[: rule.keep]]
-        # A person's choice stands above the gates, and above the order.
-        if (chosen := choices.get(of)) is not None:
-            drawn = {one.custom_id for one in candidates if one.content}
-            picked = [name for name in chosen if name in drawn]
-            order = sorted(
-                [one for one in candidates if one in eligible or one.custom_id in picked],
-                key=lambda one: (
-                    picked.index(one.custom_id) if one.custom_id in picked else len(picked),
-                    mean_ranks.get(one.custom_id) or 0,
-                    one.number,
-                ),
-            )
-        ranking = []
-        for rank, one in enumerate(order, 1):
-            name = one.custom_id
-            entry = {"custom_id": name, "candidate": one.number, "rank": rank}
-            entry |= {"mean_rank": mean_ranks.get(name), "values": values[name]}
-            entry |= {"final_values": final_values[name]} if name in final_values else {}
-            ranking.append(entry | ({"overruled": reasons[name]} if reasons[name] else {}))
-        ranked = {one.custom_id for one in order}
-        picks.append(
-            {
-                "candidate_of": of,
-                "picked": picked,
-                "missing": [name for name in picked if finals is not None and name not in finals],
-                "chosen_by": "rule" if chosen is None else "person",
-                "ranking": ranking,
-                "rejected": [
-                    {"custom_id": name, "candidate": one.number}
-                    | {"reasons": reasons[name], "values": values[name]}
-                    | ({"final_values": final_values[name]} if name in final_values else {})
-                    for one in candidates
-                    if (name := one.custom_id) not in ranked
-                ],
-                "round": max(one.round for one in candidates),
-                "draft_steps": candidates[0].result.get("denoise_steps")
-                if finals is not None
-                else None,
-                "audit": _audit(rule, picked, values),
-                "rule": rule.to_json(),
-            }
-        )
-    return picks
+    return [
+        _pick_of(of, candidates, finals, scores, rule, choices.get(of))
+        for of, candidates in pool.items()
+    ]
 
 
-def judge(
-    one: Candidate, scores: Mapping[str, Mapping[str, Any]], rule: Rule
-) -> tuple[Values, list[str]]:
+def _pick_of(
+    of: str,
+    candidates: Sequence[Candidate],
+    finals: Mapping[str, Candidate] | None,
+    scores: Scores,
+    rule: Rule,
+    choice: Sequence[str] | None,
+) -> dict[str, Any]:
+    """The line of picks.jsonl of one line of the manifest."""
+    by_name = {one.custom_id: one for one in candidates}
+    entries: dict[str, dict[str, Any]] = {}
+    reasons: dict[str, list[str]] = {}
+    first: dict[str, str] = {}
+    for name, one in by_name.items():
+        values, reasons[name] = judge(one, scores, rule)
+        entries[name] = {"custom_id": name, "candidate": one.number, "values": values}
+        if one.content and first.setdefault(one.content, name) != name:
+            reasons[name].append(f"duplicate of {first[one.content]}")
+        if final := (finals or {}).get(name):
+            entries[name]["final_values"], why = judge(final, scores, rule)
+            reasons[name] = reasons[name] or [f"final: {reason}" for reason in why]
+    values_of = {name: entry["values"] for name, entry in entries.items()}
+    eligible = [name for name in by_name if not reasons[name]]
+    mean_ranks = _mean_ranks(eligible, values_of, rule)
+    order = sorted(eligible, key=lambda name: (mean_ranks[name] or 0, by_name[name].number))
+    picked = order[: rule.keep]
+    # A person's choice overrides the gates and the order.
+    if choice is not None:
+        picked = [
+            name for name in dict.fromkeys(choice) if name in by_name and by_name[name].content
+        ]
+        order = picked + [name for name in order if name not in picked]
+    for rank, name in enumerate(order, 1):
+        entries[name] |= {"rank": rank, "mean_rank": mean_ranks.get(name)}
+        entries[name] |= {"overruled": reasons[name]} if reasons[name] else {}
+    rejected = [entries[name] | {"reasons": reasons[name]} for name in by_name if name not in order]
+    steps = candidates[0].result.get("denoise_steps")
+    return {
+        "candidate_of": of,
+        "picked": picked,
+        "missing": [name for name in picked if finals is not None and name not in finals],
+        "chosen_by": "rule" if choice is None else "person",
+        "ranking": [entries[name] for name in order],
+        "rejected": rejected,
+        "round": max(one.round for one in candidates),
+        "draft_steps": None if finals is None else steps,
+        "audit": _audit(rule, picked, values_of),
+        "rule": rule.to_json(),
+    }
+
+
+def judge(one: Candidate, scores: Scores, rule: Rule) -> tuple[Values, list[str]]:
     """A candidate's values by scorer and SCORER.PART, and why it is rejected, if it is."""
     values: Values = {}
     if one.result and one.result.get("status") != "done":
@@ -173,11 +165,10 @@ def judge(
 
 
 def _breaches(values: Values, rule: Rule) -> Iterator[str]:
-    gates = [(rule.least, "<", 1), (rule.most, ">", -1)]
-    for limits, sign, way in gates:
+    for limits, sign, way in ((rule.least, "<", 1), (rule.most, ">", -1)):
         for name, limit in limits.items():
             if name.partition(".")[0] not in values:
-                continue  # not scored, which is told, or not to be: a picture without a source
+                continue  # not scored, which is another reason; or without a source to compare
             if name not in values:
                 yield f"not scored: {name}"
             elif values[name] * way < limit * way:
@@ -185,12 +176,12 @@ def _breaches(values: Values, rule: Rule) -> Iterator[str]:
 
 
 def _mean_ranks(
-    candidates: Sequence[Candidate], values: Mapping[str, Values], rule: Rule
+    names: Sequence[str], values: Mapping[str, Values], rule: Rule
 ) -> dict[str, float | None]:
     """Each one's rank by each scorer, 1 the best, equal values sharing theirs, as the mean over the
     scorers that have a value; None where none has.
     """
-    ranks: dict[str, list[float]] = {one.custom_id: [] for one in candidates}
+    ranks: dict[str, list[float]] = {name: [] for name in names}
     for name in rule.choosing:
         sign = -1 if rule.declared[name]["declared"].get("higher_is_better", True) else 1
         own = {one: sign * found[name] for one in ranks if name in (found := values[one])}

@@ -5,7 +5,7 @@ Python 3.8: hyimg may be missing there.
 
 READ and WRITE are descriptors of JSON lines. The first line has the options; then each line has
 `cases`, and is answered by `scores`, or by `error`. Everything that the scorer prints goes to
-standard error. The process ends as soon as nobody can ask it any more, whatever it is doing.
+standard error. The process ends when its questions end, whatever it is doing.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 def main() -> None:
     asked, told = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
     os.dup2(2, 1)
-    # As for `python -m`: modules of the working folder, and none that lie beside this file.
+    # As `python -m` does: modules of the working folder, not of this file's folder.
     sys.path[0] = os.getcwd()
     lines: Any = queue.Queue()
     threading.Thread(target=_read, args=(asked, lines), daemon=True).start()
@@ -57,7 +57,8 @@ def _tell(told: BinaryIO, answer: Any) -> None:
 def _module(name: str) -> Any:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    spec: Any = importlib.util.spec_from_file_location(os.path.basename(name)[:-3], name)
+    # Not by the file's name: hpsv3.py may import the package hpsv3.
+    spec: Any = importlib.util.spec_from_file_location("hyimg_scorer", name)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

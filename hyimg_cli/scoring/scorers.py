@@ -12,8 +12,8 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -31,70 +31,38 @@ ENTRY_POINTS = "hyimg.scorers"
 RUBRIC = Path(__file__).with_name("rubric.txt")
 # What a scorer may ask for: a case without it is not shown to it.
 NEEDS = frozenset({"prompt", "source", "result", "mask", "text"})
+# What a scorer may declare, and what holds where it does not.
+_DECLARED: dict[str, Any] = {
+    "version": "",
+    "weights": "",
+    "licence": "",
+    "needs": ["result"],
+    "range": None,
+    "higher_is_better": True,
+}
 _BUILT_IN = {
-    "outside": ("hyimg_cli.measure.scorers", "outside"),
-    "text": ("hyimg_cli.measure.scorers", "text"),
-    "judge": ("hyimg_cli.scoring.judge", "judge"),
+    "outside": "hyimg_cli.measure.scorers",
+    "text": "hyimg_cli.measure.scorers",
+    "judge": "hyimg_cli.scoring.judge",
 }
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SHAPE = "SCORERS must be a literal such as {'NAME': {'version': '1', 'range': [0, 1]}}"
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """What a scorer says of itself. `range`: bounds of its values, None where there are none;
-    `needs`: of `NEEDS`, what a case must have.
-    """
-
-    version: str = ""
-    weights: str = ""
-    licence: str = ""
-    needs: tuple[str, ...] = ("result",)
-    range: tuple[float, float] | None = None
-    higher_is_better: bool = True
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> "Declaration":
-        """A declaration of anybody's. Raises ValueError."""
-        if unknown := given.keys() - {*cls.__dataclass_fields__, "name"}:
-            raise ValueError(f"{sorted(unknown)[0]} is not known")
-        bounds, needs = given.get("range"), tuple(given.get("needs", cls.needs))
-        if bounds is not None and not (len(bounds) == 2 and float(bounds[0]) < float(bounds[1])):
-            raise ValueError(f"range is {shown(bounds)}")
-        if not needs or not NEEDS.issuperset(needs):
-            raise ValueError(f"needs is {shown(list(needs))}; known: {', '.join(sorted(NEEDS))}")
-        return cls(
-            str(given.get("version", "")),
-            str(given.get("weights", "")),
-            str(given.get("licence", "")),
-            needs=needs,
-            range=None if bounds is None else (float(bounds[0]), float(bounds[1])),
-            higher_is_better=bool(given.get("higher_is_better", True)),
-        )
-
-
-@dataclass(frozen=True)
 class Scorer:
     """A scorer to be run: `function` of `module`, a dotted name or a file, by the interpreter
-    `python`. `source`: digest of the module's own file, empty for those that ship with hyimg.
-    `facts`: options that decide its scores, as far as they are no secret nor a place.
+    `python`. `declared`: what it says of itself, as JSON. `source`: digest of the module's own
+    file, empty for those that ship with hyimg.
     """
 
     name: str
     module: str
     function: str
     python: str
-    declaration: Declaration
+    declared: Mapping[str, Any]
     source: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def declared(self) -> dict[str, Any]:
-        """What it says of itself, as JSON."""
-        said = asdict(self.declaration) | {"needs": list(self.declaration.needs)}
-        bounds = self.declaration.range
-        return {"name": self.name} | said | {"range": bounds and list(bounds)} | dict(self.facts)
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -113,88 +81,114 @@ def scorers_of(config: CandidatesConfig) -> list[Scorer]:
     found = [_scorer(spec, pythons, config) for spec in config.score]
     names = [one.name for one in found]
     if twice := {name for name in names if names.count(name) > 1}:
-        what = f"two scorers are called {shown(min(twice))}"
-        raise UsageError(what, hint="name one: --score NAME=TARGET", code="usage.scorer")
+        what, hint = f"two scorers are called {shown(min(twice))}", "name one: --score NAME=TARGET"
+        raise _fault(what, hint)
     if unused := pythons.keys() - set(names):
         what = f"--score-python names {shown(min(unused))}, and --score does not"
-        raise UsageError(what, hint=f"scorers: {', '.join(names) or 'none'}", code="usage.scorer")
+        raise _fault(what, f"scorers: {', '.join(names) or 'none'}")
     return found
+
+
+def _fault(what: str, hint: str = _SHAPE, where: Path | str = "--score") -> UsageError:
+    return UsageError(what, where=where, hint=hint, code="usage.scorer")
 
 
 def _scorer(spec: str, pythons: Mapping[str, str], config: CandidatesConfig) -> Scorer:
     given, target = _pair(spec, "--score") if "=" in spec else ("", spec)
-    head, _, tail = target.rpartition(":")
-    if target in ("outside", "text") or head == "judge":
-        return _built_in(given, target, config)
-    if target == "judge":
-        hint = "for example --score judge:qwen3-vl --judge-url http://localhost:8000/v1"
-        raise UsageError("judge needs the name of its model", where=spec, hint=hint)
-    python = pythons.get(given or tail or target, sys.executable)
-    places = [os.getcwd(), *(sys.path[1:] if python == sys.executable else _site_packages(python))]
-    if not head:
-        points = metadata.distributions(path=places)
-        every = (one for found in points for one in found.entry_points)
-        known = {one.name: one.value for one in every if one.group == ENTRY_POINTS}
+    module, _, function = target.rpartition(":")
+    if target in _BUILT_IN or target.startswith("judge:"):
+        kind, _, model = target.partition(":")
+        options, facts = _judge(spec, model, config) if kind == "judge" else ({}, {})
+        given, module, function = given or kind, _BUILT_IN[kind], kind
+        python, places = sys.executable, [str(Path(__file__).parents[2])]
+    else:
+        options, facts = {}, {}
+        python = pythons.get(given or function, sys.executable)
+        venv = Path(python).absolute().parents[1]
+        own = sys.path[1:] if python == sys.executable else venv.glob("lib/python3*/site-packages")
+        places = [os.getcwd(), *map(str, own)]
+    if not module:
+        known = {
+            point.name: point.value
+            for found in metadata.distributions(path=places)
+            for point in found.entry_points
+            if point.group == ENTRY_POINTS
+        }
         if target not in known:
             close = nearest(target, [*_BUILT_IN, *known])
             hint = f"did you mean {close}?" if close else "write MODULE:FUNCTION or FILE.py:NAME"
-            what = f"{shown(target)} is not a scorer"
-            raise UsageError(what, where="--score", hint=hint, code="usage.scorer")
-        given, (head, _, tail) = given or target, known[target].rpartition(":")
-    file = _file_of(head, places)
+            raise _fault(f"{shown(target)} is not a scorer", hint)
+        given, (module, _, function) = given or target, known[target].rpartition(":")
+    if not _NAME.fullmatch(given or function):
+        hint = "use 1 to 40 of A-Z a-z 0-9 _ -: --score NAME=TARGET"
+        raise _fault(f"{shown(given or function)} cannot name a scorer", hint)
+    file = _file_of(module, places)
     if file is None:
-        what = f"the module of {shown(spec)} was not found"
         hint = "install it, run from its folder, or write the path of its file: FILE.py:FUNCTION"
-        raise UsageError(what, where="--score", hint=hint, code="usage.scorer")
-    module = str(file) if head.endswith(".py") else head
-    declaration = _declaration(file, tail)
+        raise _fault(f"the module of {shown(spec)} was not found", hint)
+    name, declared = given or function, _declaration(file, function) | facts
+    if module == _BUILT_IN.get(function):
+        return Scorer(name, module, function, python, {"name": name} | declared, "", options)
     source = digest.of_bytes(bytes_of(file, SETTINGS_BYTES))
-    return Scorer(_name(given or tail), module, tail, python, declaration, source)
+    module = str(file) if module.endswith(".py") else module
+    return Scorer(name, module, function, python, {"name": name} | declared, source)
 
 
-def _built_in(given: str, target: str, config: CandidatesConfig) -> Scorer:
-    kind, _, model = target.partition(":")
-    module, function = _BUILT_IN[kind]
-    place = Path(__file__).parents[2].joinpath(*module.split(".")).with_suffix(".py")
-    declaration, facts = _declaration(place, function), dict[str, str]()
-    options: dict[str, Any] = {}
-    if kind == "judge":
-        if config.judge_url is None:
-            hint = "--judge-url http://localhost:8000/v1: an OpenAI-compatible endpoint"
-            raise UsageError("the judge has no address", hint=hint, code="usage.judge")
-        address = urlsplit(config.judge_url)
-        if address.scheme not in ("http", "https") or not address.hostname or address.username:
-            what = f"{shown(config.judge_url)} is not the address of an endpoint"
-            hint = "write http:// or https://, host and path; the key is a variable's"
-            raise UsageError(what, where="--judge-url", hint=hint, code="usage.judge")
-        try:
-            rubric = text_of(Path(config.rubric or RUBRIC), SETTINGS_BYTES)
-        except OSError as error:
-            what = f"the rubric cannot be read: {error.strerror}"
-            raise UsageError(what, where="--rubric", code="usage.rubric") from None
-        facts = {"weights": model, "rubric_sha256": digest.of_bytes(rubric.encode())}
-        options = {"url": config.judge_url, "model": model, "rubric": rubric}
-        options |= {"limit_s": config.score_timeout}
-    own = _name(given or kind)
-    return Scorer(own, module, function, sys.executable, declaration, "", facts, options)
+def _judge(
+    spec: str, model: str, config: CandidatesConfig
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of the judge, and those of them that its scores depend on. Raises UsageError."""
+    if not model:
+        hint = "for example --score judge:qwen3-vl --judge-url http://localhost:8000/v1"
+        raise UsageError("judge needs the name of its model", where=spec, hint=hint)
+    if config.judge_url is None:
+        hint = "--judge-url http://localhost:8000/v1: an OpenAI-compatible endpoint"
+        raise UsageError("the judge has no address", hint=hint, code="usage.judge")
+    address = urlsplit(config.judge_url)
+    if address.scheme not in ("http", "https") or not address.hostname or address.username:
+        what = f"{shown(config.judge_url)} is not the address of an endpoint"
+        hint = "write http:// or https://, host and path; HYIMG_JUDGE_KEY holds the key"
+        raise UsageError(what, where="--judge-url", hint=hint, code="usage.judge")
+    try:
+        rubric = text_of(Path(config.rubric or RUBRIC), SETTINGS_BYTES)
+    except OSError as error:
+        what = f"the rubric cannot be read: {error.strerror}"
+        raise UsageError(what, where="--rubric", code="usage.rubric") from None
+    options = {"url": config.judge_url, "model": model, "rubric": rubric}
+    facts = {"weights": model, "rubric_sha256": digest.of_bytes(rubric.encode())}
+    return options | {"limit_s": config.score_timeout}, facts
 
 
-def _declaration(file: Path, name: str) -> Declaration:
+def _declaration(file: Path, name: str) -> dict[str, Any]:
     """A scorer's declaration in the source of its module. Raises UsageError."""
     try:
         tree = ast.parse(text_of(file, SETTINGS_BYTES))
         named = (one for one in tree.body if isinstance(one, ast.Assign))
         values = [one.value for one in named if ast.unparse(one.targets[0]) == "SCORERS"]
-        given = ast.literal_eval(values[-1])[name]
-        return Declaration.read(given)
+        given = {**ast.literal_eval(values[-1])[name]}
+        given.pop("name", None)
+        if unknown := given.keys() - _DECLARED.keys():
+            raise ValueError(f"{sorted(unknown)[0]} is not known")
+        declared = _DECLARED | given
+        for plain in ("version", "weights", "licence"):
+            declared[plain] = str(declared[plain])
+        if (bounds := declared["range"]) is not None:
+            declared["range"] = low, high = [*map(float, bounds)]
+            if not low < high:
+                raise ValueError(f"range is {shown(bounds)}")
+        declared["needs"] = [*declared["needs"]]
+        if not declared["needs"] or not NEEDS.issuperset(declared["needs"]):
+            known = ", ".join(sorted(NEEDS))
+            raise ValueError(f"needs is {shown(declared['needs'])}; known: {known}")
+        return declared
     except (IndexError, KeyError):
         what = f"it declares no scorer {name}"
     except (ValueError, TypeError, AttributeError, SyntaxError) as error:
         what = f"the declaration of {name} cannot be read: {error}"
-    raise UsageError(what, where=file, hint=_SHAPE, code="usage.scorer") from None
+    raise _fault(what, where=file) from None
 
 
-def _file_of(module: str, places: list[str]) -> Path | None:
+def _file_of(module: str, places: Sequence[str]) -> Path | None:
     """The source of a module, found without importing anything; None where there is none."""
     if module.endswith(".py"):
         return file if (file := Path(module).absolute()).is_file() else None
@@ -206,25 +200,8 @@ def _file_of(module: str, places: list[str]) -> Path | None:
     return Path(origin) if origin.endswith(".py") else None
 
 
-def _site_packages(python: str) -> Iterator[str]:
-    """Where an environment's interpreter finds modules, as far as its folders tell."""
-    for place in sorted(Path(python).absolute().parents[1].glob("lib/python3*/site-packages")):
-        yield str(place)
-        for link in sorted(place.glob("*.pth")):
-            lines = link.read_text(errors="replace").splitlines()
-            yield from (line for line in lines if os.path.isabs(line) and os.path.isdir(line))
-
-
 def _pair(text: str, flag: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not value:
-        raise UsageError(f"{shown(text)} is not NAME=VALUE", where=flag, code="usage.scorer")
+        raise _fault(f"{shown(text)} is not NAME=VALUE", "", flag)
     return name, value
-
-
-def _name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        what = f"{shown(name)} cannot name a scorer"
-        hint = "use 1 to 40 of A-Z a-z 0-9 _ -: --score NAME=TARGET"
-        raise UsageError(what, where="--score", hint=hint, code="usage.scorer")
-    return name

@@ -14,8 +14,8 @@ from export.runs import LICENSED, candidates, lone_jobs
 
 from hyimg_cli import files
 from hyimg_cli.export import dataset
-from hyimg_cli.export.formats import FORMATS
-from hyimg_cli.export.rows import Splits
+from hyimg_cli.export.formats import FORMATS, read_rows, write_rows
+from hyimg_cli.export.rows import ExportRequest
 
 pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
 
@@ -24,8 +24,12 @@ Export = Callable[..., dict[str, Any]]
 
 def rows_of(folder: Path, config: str = "data") -> list[dict[str, Any]]:
     info = json.loads((folder / "dataset.json").read_text())
-    read = FORMATS[info["format"]].read
-    return [row for name in info["files"] if name.startswith(config) for row in read(folder / name)]
+    return [
+        row
+        for name in info["files"]
+        if name.startswith(config)
+        for row in read_rows(folder / name, info["format"])
+    ]
 
 
 def test_every_format_and_number_of_shards_has_one_hash(
@@ -190,7 +194,7 @@ def test_verify_names_a_changed_row(
     row["result"] = rows[0]["result"]
     kinds = dataset.columns_of("default", ())
     full = [dict.fromkeys(kinds) | {"source": []} | one for one in rows]
-    FORMATS[form].write(path, kinds, 0, full)
+    write_rows(path, form, full, kinds, 0)
     differences = verified(form)
     assert f"{name}: the row 'a.c1' was changed" in differences
     assert sum("was changed" in one for one in differences) == 1
@@ -271,9 +275,14 @@ def test_shards_grow_to_their_bytes(
 
 @pytest.mark.parametrize("shares", ["98/2", "80/10/10"])
 def test_splits_have_their_shares(shares: str) -> None:
-    splits = Splits(shares)
-    drawn = [splits.of(hashlib.sha256(str(n).encode()).hexdigest()) for n in range(5000)]
-    for name, share in zip(splits.names, map(int, shares.split("/")), strict=True):
+    options = ExportRequest((), Path("data"), "parquet", shares)
+    drawn = [options.split_of(hashlib.sha256(str(n).encode()).hexdigest()) for n in range(5000)]
+    names = dict.fromkeys(drawn)
+    for name, share in zip(
+        sorted(names, key=("train", "validation", "test").index),
+        map(int, shares.split("/")),
+        strict=True,
+    ):
         assert abs(drawn.count(name) / 50 - share) < 2.5
 
 

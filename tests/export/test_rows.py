@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from export.runs import LICENSED, candidates, job, lone_jobs, picture, write_lines, write_run
 
-from hyimg_cli.export.formats import FORMATS
+from hyimg_cli.export.formats import FORMATS, read_rows
 
 pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
 
@@ -18,9 +18,8 @@ Export = Callable[..., dict[str, Any]]
 
 def rows_of(folder: Path, start: str = "data") -> dict[str, dict[str, Any]]:
     info = json.loads((folder / "dataset.json").read_text())
-    read = FORMATS[info["format"]].read
     names = [name for name in info["files"] if name.startswith(start)]
-    return {row["id"]: row for name in names for row in read(folder / name)}
+    return {row["id"]: row for name in names for row in read_rows(folder / name, info["format"])}
 
 
 def rejected_in(folder: Path) -> dict[str, list[str]]:
@@ -84,7 +83,7 @@ def test_damaged_picks_are_named(run_cli: Any, tmp_path: Path) -> None:
     run = candidates(tmp_path / "out", lines=1)
     write_lines(run / "picks.jsonl", [{"candidate_of": "line0", "ranking": [{"rank": "first"}]}])
     ran = run_cli("export", run, "-o", "data", *LICENSED)
-    assert (ran.code, "picks.jsonl is damaged: ranking.0." in ran.err) == (2, True), ran.err
+    assert (ran.code, 'picks.jsonl is damaged at "line0"' in ran.err) == (2, True), ran.err
 
 
 def test_no_source_is_in_two_splits(export: Export, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_run_shows_its_full_pictures_values_and_its_drafts_their_own(tmp_path:
     (tmp_path / "picks.jsonl").write_text(json.dumps(LINE) + "\n")
     found = shown_picks(tmp_path)
     assert found["scorers"] == {"a": False}
-    why = ["picked by a person", "rank 1 of 3", "a 3 < 5"]
+    why = ["picked by a person", "rank 1 of 2", "a 3 < 5"]
     picked = {"line": "cat", "state": "picked", "why": why, "values": {"a": 4.0}}
     assert found["jobs"]["cat-1"] == picked
     assert shown_picks(tmp_path / "drafts")["jobs"]["cat-1"] == picked | {"values": {"a": 3.0}}

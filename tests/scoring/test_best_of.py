@@ -1,15 +1,19 @@
 """Drafts, scores, picks and finals by the commands, with the embedded model."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.picks import read_picks
+from hyimg_cli.media.images import pixel_digest
 from hyimg_cli.scoring.process import ScorerProcess
 
 SOURCE = Path(__file__).parents[2] / "recipes" / "quickstart" / "red-circle.png"
@@ -144,6 +148,84 @@ def test_a_persons_choice_is_kept_and_drawn_in_full(here: Path, run_cli: Run) ->
     assert (wrong.code, '"edit-0" is not a candidate of "cat"' in wrong.err) == (2, True)
 
 
+PLANTED = """
+from PIL import Image, ImageChops, ImageStat
+
+SCORERS = {"still": {"needs": ["source", "result"]}, "blue": {"needs": ["result"]}}
+
+
+def still(cases, options):
+    return [-far(case["sources"][0], case["result"]) for case in cases]
+
+
+def far(*paths):
+    pictures = [Image.open(path).convert("RGB") for path in paths]
+    return sum(ImageStat.Stat(ImageChops.difference(*pictures)).mean)
+
+
+def blue(cases, options):
+    return [ImageStat.Stat(Image.open(case["result"]).convert("RGB")).mean[2] for case in cases]
+"""
+
+
+def plant(folder: Path) -> None:
+    """A run of three candidates of one edit: a blue circle, the unchanged source, a bluer one."""
+    source = Image.open(SOURCE).convert("RGB")
+    (folder / "out/outputs").mkdir(parents=True)
+    source.save(folder / "circle.png")
+    lines, results = [], []
+    for number, share in enumerate((0.7, 0.0, 1.0)):
+        pixels = np.asarray(source).astype(float)
+        is_circle = (pixels[..., 0] > 150) & (pixels[..., 1] < 110)
+        pixels[is_circle] += share * (np.array([30, 60, 220]) - pixels[is_circle])
+        name, drawn = f"edit-{number}", pixels.astype(np.uint8)
+        path = folder / f"out/outputs/{name}.png"
+        Image.fromarray(drawn).save(path)
+        lineage = {"custom_id": name, "candidate_of": "edit", "candidate": number}
+        line = {"task": "it2i", "prompt": "make the circle blue", "model": "tiny-image"}
+        lines.append(lineage | line | {"images": ["../circle.png"]})
+        output = {"path": f"outputs/{name}.png", "pixel_sha256": pixel_digest(drawn)}
+        output |= {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "seed": number}
+        results.append(lineage | {"status": "done", "key": name, "outputs": [output]})
+    for name, entries in (("manifest.resolved.jsonl", lines), ("results.jsonl", results)):
+        (folder / "out" / name).write_text("".join(f"{json.dumps(one)}\n" for one in entries))
+    (folder / "mine.py").write_text(PLANTED)
+
+
+def test_a_scorer_that_likes_no_edit_is_rejected_audited_and_shown(
+    tmp_path: Path, run_cli: Run
+) -> None:
+    plant(tmp_path)
+    flags = ("--score", "mine.py:still", "--score", "mine.py:blue")
+    assert run_cli("score", "out", *flags).code == 0
+    fooled = run_cli("pick", "out", "--audit", "blue")
+    line = read_picks(tmp_path / "out")["edit"]
+    assert line["picked"] == ["edit-1"], "what changes least"
+    assert line["audit"]["blue"]["picked"] < line["audit"]["blue"]["all"]
+    assert "audit by blue, which never chooses" in fooled.err
+    assert run_cli("score", "out", "--score", "outside").code == 0
+    assert run_cli("pick", "out", "--audit", "blue").code == 0
+    line = read_picks(tmp_path / "out")["edit"]
+    assert line["rejected"][0]["custom_id"] == "edit-1"
+    assert line["rejected"][0]["reasons"] == ["none: no edit was found"]
+    assert line["audit"]["blue"]["picked"] > line["audit"]["blue"]["all"]
+    assert run_cli("report", "out").code == 0
+    assert '"none: no edit was found"' in (tmp_path / "out/report/picks.js").read_text()
+
+
+def test_merged_folders_keep_their_scores(
+    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path)
+    score = ("--score", "mine.py:blue")
+    assert run_cli("score", "out", *score).code == 0
+    assert run_cli("merge", "out", "-o", "all").code == 0
+    forbid_processes(monkeypatch)
+    assert run_cli("score", "all", *score).code == 0
+    assert run_cli("pick", "all").code == 0
+    assert read_picks(tmp_path / "all")["edit"]["picked"] == ["edit-2"]
+
+
 def test_texts_are_scored_and_picked_before_anything_is_drawn(here: Path, run_cli: Run) -> None:
     think = ("think", "jobs.jsonl", "--n", "3", "--vary", "text", "-o", "texts.jsonl", "-q")
     assert run_cli(*think, "--select", "cat*").code == 0
@@ -166,9 +248,9 @@ def test_texts_are_scored_and_picked_before_anything_is_drawn(here: Path, run_cl
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (("--draft-steps", "2"), "nothing would choose among the drafts"),
+        (("--draft-steps", "2"), "drafts need a scorer to choose by"),
         (("--draft-steps", "4", "--score", "text"), "saves nothing"),
-        (("--score", "text", "--shard", "1/2"), "no --shard"),
+        (("--score", "text", "--shard", "1/2"), "leave out --shard"),
         (("--score", "text", "-o", "memory://out"), "an address"),
         (("--score", "text", "--min", "text=high"), "is not a gate"),
         (("--score", "text", "--max", "outside=3"), "no scorer is called"),

@@ -19,7 +19,7 @@ def case(write_picture: Callable[..., Path]) -> Callable[[str], dict[str, Any]]:
     return lambda prompt: {"prompt": prompt, "sources": [picture], "result": picture}
 
 
-def options(url: str, limit_s: float = 20.2) -> dict[str, Any]:
+def options(url: str, limit_s: float = 45.0) -> dict[str, Any]:
     (scorer,) = scorers_of(CandidatesConfig(score=("judge:qwen",), judge_url=url))
     return dict(scorer.options) | {"limit_s": limit_s}
 

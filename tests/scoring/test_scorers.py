@@ -29,7 +29,7 @@ def test_a_module_is_found_without_running_it(
     (package / "scorers.py").write_text(source)
     found = one("package.scorers:clip")
     assert (found.name, found.module, found.function) == ("clip", "package.scorers", "clip")
-    assert found.declaration.range == (0, 1)
+    assert found.declared["range"] == [0, 1]
     assert found.python == sys.executable
     same = one(f"mine={package}/scorers.py:clip")
     assert same.name == "mine"

@@ -23,7 +23,13 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.picks import ScoresFile
 from hyimg_cli.scoring.best_of import draft_of
-from hyimg_cli.scoring.candidates import Candidate, Groups, read_candidates, score_candidates
+from hyimg_cli.scoring.candidates import (
+    Candidate,
+    Groups,
+    all_in,
+    read_candidates,
+    score_candidates,
+)
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.spec.job import Job
 
@@ -50,16 +56,16 @@ def compare_drafts(
     """
     folder, config = request.config.output.folder, request.config.candidates
     if not (scorers := scorers_of(config)):
-        raise UsageError("no scorer is named", hint="--score outside, for example")
+        raise UsageError("no scorer given", hint="add one, for example --score outside")
     places = {0: folder / "full"} | {steps: folder / f"drafts-{steps}" for steps in counts}
     for steps, place in places.items():
         tell(f"{place.name}: drawing")
         output = replace(request.config.output, folder=place, report=False)
-        change = partial(_as_drafts, steps) if steps else request.change
+        change = partial(_drafts, steps) if steps else request.change
         own = replace(request, config=replace(request.config, output=output), change=change)
         ManifestRun(own).run(lambda _: None)
     pools = {steps: read_candidates(place) for steps, place in places.items()}
-    every = [one for pool in pools.values() for some in pool.values() for one in some]
+    every = [one for pool in pools.values() for one in all_in(pool)]
     with ScoresFile(folder) as file:
         score_candidates(every, scorers, file, config, tell)
     found: dict[str, Any] = {}
@@ -75,10 +81,7 @@ def compare_drafts(
     return found
 
 
-def _as_drafts(steps: int, jobs: Sequence[Job]) -> list[Job]:
-    if few := [job for job in jobs if job.num_inference_steps <= steps]:
-        what = f"drafts of {steps} steps of a job of {few[0].num_inference_steps} save nothing"
-        raise UsageError(what, where=few[0].source_line, hint="give fewer --draft-steps")
+def _drafts(steps: int, jobs: Sequence[Job]) -> list[Job]:
     return [draft_of(job, steps) for job in jobs]
 
 
@@ -86,10 +89,10 @@ def _tasks(
     pools: Mapping[int, Groups], scorer: Scorer, scores: Mapping[str, Mapping[str, Any]]
 ) -> list[Task]:
     """Lines whose candidates all have a value in full; a draft without one is never chosen."""
-    sign = 1 if scorer.declaration.higher_is_better else -1
+    sign = 1 if scorer.declared["higher_is_better"] else -1
 
     def value(one: Candidate | None) -> float:
-        line = scores.get(one.key(scorer.identity, scorer.declaration.needs), {}) if one else {}
+        line = scores.get(one.key(scorer.identity, scorer.declared["needs"]), {}) if one else {}
         return -np.inf if line.get("value") is None else sign * float(line["value"])
 
     tasks = []

@@ -1,0 +1,136 @@
+"""The finished pictures of runs, each with what `hyimg pick` decided about it.
+
+A run without picks.jsonl has no rule: all of its finished pictures are accepted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.addresses import shown_place
+from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
+from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
+from hyimg_cli.journal.picks import PICKS, Verdict, read_picks, verdicts_of
+from hyimg_cli.manifest.resolved import lines_moved
+
+Entry = Mapping[str, Any]
+NOT_SEEN = "not picked from: run hyimg pick again"
+NOT_JUDGED = "not judged since it was drawn in full: run hyimg pick again"
+_OF_OUTPUT = {"path", "sha256", "pixel_sha256", "seed"}
+_OF_LINE = {"task", "prompt", "model"}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished picture. `line`: its job as resolved, its paths leading from the working folder.
+    `id`: its custom_id, and of several runs that share one and drew it differently, its key too.
+    `scores`: by scorer, and by SCORER.PART.
+    """
+
+    id: str
+    run: RunFolder
+    line: Entry
+    result: Entry
+    revision: str | None
+    is_accepted: bool = True
+    reasons: tuple[str, ...] = ()
+    rank: int | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        """The line whose candidate it is; its own id where there is one result alone."""
+        return str(self.result.get("candidate_of") or self.result["custom_id"])
+
+
+@dataclass
+class Found:
+    """What runs hold. `left_out`: how many results have no row, by reason; `rules`: those that
+    chose; `scorers`: what is declared of each.
+    """
+
+    finished: list[Finished] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    rules: list[Entry] = field(default_factory=list)
+    scorers: dict[str, Entry] = field(default_factory=dict)
+
+
+def find_finished(places: Sequence[Path]) -> Found:
+    """Every finished picture in the folders of runs, in the order of these and of their manifests.
+
+    Raises UsageError for a folder without a run, OutputFolderError for a damaged one.
+    """
+    found = Found()
+    by_id: dict[str, dict[str, Finished]] = {}
+    for place in places:
+        if not (run := run_folder(place)).is_run:
+            raise UsageError(
+                "this folder does not hold a run",
+                where=shown_place(place),
+                hint=f"name the -o of hyimg generate; it holds {RESULTS}",
+                code="usage.no-run",
+            )
+        for one in _finished_in(run, found):
+            same = by_id.setdefault(one.id, {})
+            found.left_out["the same job is in another run"] += str(one.result.get("key")) in same
+            same.setdefault(str(one.result.get("key")), one)
+    for name, by_key in by_id.items():
+        for key, one in by_key.items():
+            own = name if len(by_key) == 1 else f"{name}@{key[:8]}"
+            found.finished.append(replace(one, id=own))
+    found.left_out += Counter()  # drops zeros
+    return found
+
+
+def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
+    with suppress(FileNotFoundError):
+        run.fetch(PICKS)  # of a run at an address
+    picks, info, results = read_picks(run.folder), read_run_info(run.place), run.results()
+    verdicts = verdicts_of(run.folder)
+    jobs = dict(resolved_jobs(run.place))
+    lines = dict(zip(jobs, lines_moved(jobs.values(), run.place, Path()), strict=True))
+    revision = object_in(object_in(info, "flags"), "revision").get("value")
+    for pick in picks.values():
+        rule = object_in(pick, "rule")
+        found.scorers |= rule.pop("scorers", None) or {}
+        if rule and rule not in found.rules:
+            found.rules.append(rule)
+    for name in [*(one for one in jobs if one in results), *(results.keys() - jobs.keys())]:
+        result, line = results[name], lines.get(name, {})
+        if why := _why_left_out(result, line):
+            found.left_out[why] += 1
+            continue
+        one = Finished(name, run, line, result, revision)
+        yield _judged(one, verdicts.get(name)) if picks else one
+
+
+def _why_left_out(result: Entry, line: Entry) -> str:
+    """Why a result has no row; empty where it has one."""
+    if result.get("draft_of"):
+        return "a draft"
+    if result.get("status") != "done":
+        return "failed"
+    outputs = outputs_of(result)
+    if not outputs or not outputs[0].keys() >= _OF_OUTPUT:
+        return "without a file"
+    if not line.keys() >= _OF_LINE:
+        return "its line is not in manifest.resolved.jsonl any more"
+    return "a video" if outputs[0]["path"].endswith(".mp4") else ""
+
+
+def _judged(one: Finished, verdict: Verdict | None) -> Finished:
+    """A picture with what picks.jsonl says of it."""
+    if verdict is None:
+        return replace(one, is_accepted=False, reasons=(NOT_SEEN,))
+    is_accepted, reasons = verdict.state == "picked", verdict.why
+    if verdict.is_missing:
+        is_accepted, reasons = False, (NOT_JUDGED,)
+    elif is_accepted:
+        reasons = ("chosen by a person",) if verdict.is_by_person else ()
+    scores = {n: v for n, v in (verdict.final_values or verdict.values).items() if v is not None}
+    return replace(one, is_accepted=is_accepted, reasons=reasons, rank=verdict.rank, scores=scores)
