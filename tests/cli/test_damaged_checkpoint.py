@@ -49,7 +49,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
     (_json("config.json", vae=[]), "vae is []; expected a valid dictionary"),
     (_json("config.json", moe_topk=99), "moe_topk is 99; expected less than or equal to 4"),
     (_json("config.json", num_attention_heads=0), "num_attention_heads is 0"),
-    (_json("config.json", quantization_config={"quant_method": "gptq"}), "quantised by 'gptq'"),
+    (_json("config.json", quantization_config={"quant_method": "gptq"}), "quantized with 'gptq'"),
     (
         _json("generation_config.json", repetition_penalty=0),
         "repetition_penalty is 0; expected greater than 0",
