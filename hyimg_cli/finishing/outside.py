@@ -268,6 +268,10 @@ def _lightness(levels: Plane) -> Plane:
 
 
 def _wider(mask: Mask) -> Mask:
+    """Return the mask grown over the blurred halo of an edit, which is no structure of the source.
+
+    With 4 pixels, 371 of 800 local edits on plain backgrounds counted as edits of the whole.
+    """
     reach = max(1, round(12 * scale_of(mask.shape)))
     return np.asarray(ndimage.maximum_filter(mask, 2 * reach + 1))
 

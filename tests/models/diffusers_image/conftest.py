@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_editors
+from engine.conftest import ray_cluster, ray_environment  # noqa: F401  (fixtures)
 from PIL import Image
 
 from hyimg_cli.models.diffusers_video import weights

@@ -48,6 +48,19 @@ def test_two_replicas(run_cli: Any, tmp_path: Path, whole: Any) -> None:
     assert files_of(out) == files
 
 
+@pytest.mark.thorough
+@pytest.mark.ray
+def test_two_replicas_of_a_ray_cluster(
+    run_cli: Any, tmp_path: Path, whole: Any, ray_cluster: str
+) -> None:
+    manifest, flags, files = whole
+    out = tmp_path / "out"
+    how = ("--replicas", "2", "--ray-address", ray_cluster, "--device", "cpu")
+    ran = run_cli("generate", manifest, "-o", str(out), *how, *flags)
+    assert ran.code == 0, ran.err
+    assert files_of(out) == files
+
+
 def test_a_bucket_has_the_same_files(
     run_cli: Any, tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
