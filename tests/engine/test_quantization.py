@@ -165,7 +165,7 @@ def test_quantization_is_part_of_a_jobs_key(job: ImageJob) -> None:
 
 
 def test_a_comparison_is_not_undone_by_a_flag(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sets the variants of quantization apart"):
+    with pytest.raises(UsageError, match="the variants of quantization differ in it"):
         compare(
             read_scenario("quantization"),
             None,  # type: ignore[arg-type]

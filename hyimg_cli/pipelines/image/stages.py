@@ -213,8 +213,7 @@ class ImageStages:
         work.clock.enter("decode_latents")
         if not torch.isfinite(work.latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        levels = self.model.decode_latents(work.latents_CYX)  # in [0, 1]
-        pixels = confirm_visible((levels * 255).round().to(torch.uint8).numpy())
+        pixels = _pixels(self.model.decode_latents(work.latents_CYX))
         if work.job.infer_align_image_size and work.job.outside is None:
             pixels = aligned(pixels, work.canvas.bucket, work.source_sizes, self.model.card)
         work.pixels = pixels
@@ -301,6 +300,11 @@ def encoded_by(model: DecoderModel, image: SourceImage) -> Encoded:
     """Rows of an image, fitted as it asks."""
     encode = model.encode_stretched if image.is_stretched else model.encode_source
     return encode(image.pixels, image.digest)
+
+
+def _pixels(levels: Tensor) -> Pixels:
+    """Return levels in [0, 1] as uint8; raise OutputError for a picture that shows nothing."""
+    return confirm_visible((levels * 255).round().to(torch.uint8).numpy())
 
 
 def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: ModelCard) -> Pixels:
