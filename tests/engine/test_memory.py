@@ -49,8 +49,8 @@ def test_a_context_is_as_large_as_its_buffer(
     writes = replace(job, text=replace(job.text, max_new_tokens=30), images=sources[:1])
     shapes = [family.prompter.source_shape(family.prompter.fit(64, 64)[0], None)]
     opening = family.prompter.opening(writes, shapes)
-    room = family.prompter.text_budget(writes, opening.stop)
-    buffer = family.new_buffer(opening.stop + room + 8)
+    assert opening.capacity == len(opening.ids) + 30 + 8
+    buffer = family.new_buffer(opening.capacity)
     assert needs([writes], family.card, CONFIG).share.context == buffer.nbytes
 
 

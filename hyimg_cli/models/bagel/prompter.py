@@ -22,6 +22,7 @@ from hyimg_cli.models.bagel.sequence import (
 )
 from hyimg_cli.models.common.tokenizer import ControlTokenizer, read_tokenizer, refuse_unknown_ids
 from hyimg_cli.models.family import ImageCheckpoint
+from hyimg_cli.models.protocols import TextPrompt, TextScript
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_RATIO, Bucket
 from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size
@@ -86,6 +87,7 @@ class BagelPrompter(ImageCheckpoint):
         # A picture takes one position a block.
         shape = source_shape(Size(1, 1), self.arch)
         self._refuse_too_long(self.contexts(job, [shape] * len(job.images)).full)
+        self.opening(job, [shape] * len(job.images))
 
     def contexts(
         self, job: ImageJob, shapes: Sequence[SourcePlace], written: Sequence[int] | None = None
@@ -107,11 +109,15 @@ class BagelPrompter(ImageCheckpoint):
             written=text,
         )
 
-    def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> BlockLayout | None:
+    def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> TextPrompt | None:
         """Return the text stage's prompt, up to the text's first marker; None without a text."""
         if not job.writes_text:
             return None
-        return self.contexts(job, shapes).full.opening()
+        layout = self.contexts(job, shapes).full.opening()
+        return TextPrompt(layout.ids, layout.length + self.text_budget(job, layout) + 2, layout)
+
+    def script(self, job: ImageJob) -> TextScript:
+        return TextScript((self.markers.bos,), self.markers.eos)
 
     def branches(self, job: ImageJob, found: Contexts) -> list[BlockLayout]:
         """Return the contexts that guidance needs: full, without the text, without the images.
@@ -141,7 +147,7 @@ class BagelPrompter(ImageCheckpoint):
     ) -> list[list[Segment]]:
         shapes = self._shapes(source_sizes)
         opening = self.opening(job, shapes)
-        found = [opening] if opening else self.branches(job, self.contexts(job, shapes))
+        found = [opening.layout] if opening else self.branches(job, self.contexts(job, shapes))
         return [segments(one, one.ids, digests, one.length - 1) for one in dict.fromkeys(found)]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
@@ -161,7 +167,7 @@ class BagelPrompter(ImageCheckpoint):
         if job.step_cache:
             full_steps = [*compress(guided, job.step_cache.full_steps(guided))]
         return JobTokens(
-            ar_prefill=opening.length if opening else 0,
+            ar_prefill=len(opening.ids) if opening else 0,
             shared_prefix=sum(_shared(full, other) for other in others),
             positive=positive,
             negative=sum(other.length for other in others),

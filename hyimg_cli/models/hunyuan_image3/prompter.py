@@ -1,7 +1,7 @@
 """From a job to its token sequences, to run it and to estimate its cost; no torch."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import (
     RATIO_COUNT_INSTRUCT,
     Vocabulary,
 )
+from hyimg_cli.models.protocols import TextPrompt
 from hyimg_cli.settings.run import ModelChoice, Quantization
 from hyimg_cli.spec.card import Bucket, ModelCard, RankBytes
 from hyimg_cli.spec.job import ImageJob, Size
@@ -51,18 +52,6 @@ _FRAME_TOKENS = 16
 _STAND_IN = "x"
 # What one checkpoint keeps of sequences that it has built to count them.
 _LAYOUT_BYTES = 64_000_000
-
-
-@dataclass(frozen=True)
-class ArPrompt:
-    """The prompt of the AR stage: the layout's tokens `[0, stop)`."""
-
-    layout: Layout
-    stop: int
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        return self.layout.ids[: self.stop]
 
 
 class Prompter(ImageCheckpoint):
@@ -84,7 +73,7 @@ class Prompter(ImageCheckpoint):
         self._smallest = min(shapes, key=lambda shape: shape.vae_grid.cells)
         # By all that a sequence is made of but the prompt: in that alone the jobs of a manifest
         # mostly differ.
-        self._layouts: Memo[Hashable, tuple[ArPrompt | None, Layout]] = Memo(
+        self._layouts: Memo[Hashable, tuple[TextPrompt | None, Layout]] = Memo(
             _LAYOUT_BYTES, lambda pair: 1024 + 2 * 8 * pair[1].length
         )
 
@@ -125,7 +114,7 @@ class Prompter(ImageCheckpoint):
         vae_grid = Grid(*self.card.latent_grid(bucket.size))
         return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
 
-    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> ArPrompt | None:
+    def opening(self, job: ImageJob, shapes: Sequence[SourceShape]) -> TextPrompt | None:
         """Return the AR stage's prompt; None if it has nothing to write or to decide.
 
         A job that writes text opens with its trigger tag; one that only needs a ratio has all that
@@ -136,10 +125,12 @@ class Prompter(ImageCheckpoint):
         if job.has_given_text:
             layout = self.picture(job, shapes, None, self.card.buckets[0])
             assert layout.target is not None, "a picture's layout has a target"
-            return ArPrompt(layout, layout.target.ratio)
+            return TextPrompt(layout.ids[: layout.target.ratio], layout.target.ratio + 8, layout)
         tag = trigger(job.bot_task) if job.writes_text else None
         layout = self._prompted(job, shapes, system_prompt(job, self.folder)).opening(tag)
-        return ArPrompt(layout, layout.length)
+        room = self.text_budget(job, layout.length) if job.writes_text else 0
+        # After the text: its closing tag and what opens the picture, up to the ratio token.
+        return TextPrompt(layout.ids, layout.length + room + 8, layout)
 
     def picture(
         self,
@@ -196,7 +187,7 @@ class Prompter(ImageCheckpoint):
     ) -> list[list[Segment]]:
         shapes = self._shapes(source_sizes)
         if opening := self.opening(job, shapes):
-            return [segments(opening.layout, opening.ids, digests, opening.stop - 1)]
+            return [segments(opening.layout, opening.ids, digests, len(opening.ids) - 1)]
         layout = self.picture(job, shapes, None, self._bucket(job))
         rows = (layout.ids, layout.unconditional_ids)[: self.branch_count(job)]
         return [segments(layout, ids, digests, layout.live_start - 1) for ids in rows]
@@ -212,7 +203,7 @@ class Prompter(ImageCheckpoint):
         branches, prefix = self.branch_count(job), layout.live_start + more + text
         self._refuse_too_long(job, prefix)
         return JobTokens(
-            ar_prefill=opening.stop + more if opening else 0,
+            ar_prefill=len(opening.ids) + more if opening else 0,
             shared_prefix=layout.shared_length if branches > 1 else 0,
             positive=prefix,
             negative=prefix if branches > 1 else 0,
@@ -224,11 +215,11 @@ class Prompter(ImageCheckpoint):
 
     def _outline(
         self, job: ImageJob, shapes: Sequence[SourceShape]
-    ) -> tuple[ArPrompt | None, Layout]:
+    ) -> tuple[TextPrompt | None, Layout]:
         """Return both stages' sequences, with a placeholder prompt and no written text."""
         written = () if job.writes_text else None
 
-        def build() -> tuple[ArPrompt | None, Layout]:
+        def build() -> tuple[TextPrompt | None, Layout]:
             one = replace(job, prompt=_STAND_IN)
             return self.opening(one, shapes), self.picture(one, shapes, written, self._bucket(job))
 

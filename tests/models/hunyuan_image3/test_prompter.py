@@ -120,10 +120,7 @@ def test_the_longest_prompt_that_passes_is_the_longest_that_can_be_built(
 
 
 def _build(prompter: Prompter, job: ImageJob, shapes: Sequence[SourceShape]) -> None:
-    opening = prompter.opening(job, shapes)
-    if job.writes_text:
-        assert opening is not None
-        prompter.text_budget(job, opening.stop)
+    prompter.opening(job, shapes)
     prompter.picture(job, shapes, [] if job.writes_text else None, prompter.card.buckets[0])
 
 
