@@ -170,40 +170,32 @@ def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
     """
     steps, in_time = (int(math.log2(f)) for f in (vae.ffactor_spatial, vae.ffactor_temporal))
 
-    def half(widths: Sequence[int], blocks: int, is_matched: bool, of_step: list[float]) -> float:
-        width, count = widths[0], 0.0
-        for level, own in enumerate(widths):
-            count += width * own + (2 * blocks - 1) * own**2
-            count += (width != own) * width * own / 27
-            width = widths[level + 1] if is_matched and level < steps else own
-            count += own * width * of_step[level] if level < steps else 0
+    def half(widths: Sequence[int], blocks: int, of_step: list[float]) -> float:
+        count = sum(2 * blocks * width**2 for width in widths)
+        count += sum(a * b * n for a, b, n in zip(widths, widths[1:], of_step, strict=False))
         # Between the levels and the latents: two blocks of the widest, and an attention.
         return 27 * count + (27 + 1) * 4 * vae.block_out_channels[-1] ** 2
 
     blocks, widths = vae.layers_per_block, vae.block_out_channels
     grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; one down ends with as many
     shrunk = [1 / factor for factor in grown[::-1]]
-    down = half(widths, blocks, vae.downsample_match_channel, shrunk)
-    up = half(widths[::-1], blocks + 1, vae.upsample_match_channel, grown)
-    return round(down), round(up)
+    return round(half(widths, blocks, shrunk)), round(half(widths[::-1], blocks + 1, grown))
 
 
 def _vae_bytes(vae: VaeArchitecture) -> int:
     """Return the bytes per pixel that the VAE holds, in float32.
 
     A residual block holds its input and the output of its first convolution; the second one's
-    output is added to the input chunk by chunk. So there are two tensors of the widest level, and a
-    third, of a neighbour's, if blocks change the width. Also the picture before and after.
+    output is added to the input chunk by chunk. So there are two tensors of the widest level. Also
+    the picture before and after.
     """
     widths, steps = vae.block_out_channels, int(math.log2(vae.ffactor_spatial))
     # Levels from the finest on that keep all frames.
     in_full = steps - int(math.log2(vae.ffactor_temporal))
-    changes = not (vae.downsample_match_channel and vae.upsample_match_channel)
-    widest = 0.0
-    for level, width in enumerate(widths):
-        channels = 2 * width + (max(widths[max(0, level - 1) : level + 2]) if changes else 0)
-        frames = vae.ffactor_temporal / 2 ** max(0, level - in_full)
-        widest = max(widest, channels * frames / 4 ** min(level, steps))
+    widest = max(
+        2 * width * vae.ffactor_temporal / 2 ** max(0, level - in_full) / 4**level
+        for level, width in enumerate(widths)
+    )
     return math.ceil(widest * 4) + 2 * PICTURE_BYTES
 
 

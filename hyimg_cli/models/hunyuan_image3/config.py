@@ -90,8 +90,6 @@ class VaeArchitecture:
     sample_size: int
     scaling_factor: float
     shift_factor: float | None = None
-    downsample_match_channel: bool = True
-    upsample_match_channel: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +99,6 @@ class VisionArchitecture(VitShape):
     num_channels: int
     num_patches: int
     max_num_patches: int
-    resample: int
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
@@ -183,6 +180,14 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     if spans not in _SOURCE_SPANS:
         raise own.fault("cond_token_attn_type", spans, f"one of {', '.join(_SOURCE_SPANS)}")
     inner = "moe_intermediate_size" if own.has("moe_intermediate_size") else "intermediate_size"
+    vae = own.table("vae")
+    of_vae = ("downsample_match_channel", "upsample_match_channel")
+    refuse_unreleased(vae, dict.fromkeys(of_vae, True))
+    autoencoder = vae.facts(VaeArchitecture)
+    levels = len(autoencoder.block_out_channels)
+    if autoencoder.ffactor_spatial != 2 ** (levels - 1):
+        expected = f"{2 ** (levels - 1)} with {levels} levels"
+        raise vae.fault("ffactor_spatial", autoencoder.ffactor_spatial, expected)
     version = own.text("model_version", _CONFIG_DEFAULTS["model_version"])
     return own.facts(
         Architecture,
@@ -198,7 +203,7 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
         # A sixteenth of it is the step from one size to the next.
         image_base_size=own.count("image_base_size", Architecture.image_base_size, least=16),
         is_base=version == "HunyuanImage-3.0",
-        vae=own.table("vae").facts(VaeArchitecture),
+        vae=autoencoder,
         vision=_vision(own),
     )
 
@@ -280,13 +285,14 @@ def _per_layer(
 def _vision(own: Config) -> VisionArchitecture:
     processor, aligner = own.table("vit_processor"), own.table("vit_aligner")
     refuse_unreleased(aligner, {"projector_type": "mlp_gelu"})
-    refuse_unreleased(processor, dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True))
+    refuse_unreleased(own.table("vit"), {"hidden_act": "gelu_pytorch_tanh"})
+    # Pillow's number of bilinear.
+    known = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 2}
+    refuse_unreleased(processor, known)
     return own.table("vit").facts(
         VisionArchitecture,
         max_num_patches=processor.count("max_num_patches"),
         aligner_depth=aligner.count("depth", 2),
-        # By Pillow's numbers: bilinear, bicubic.
-        resample=processor.count("resample", 2, least=2, most=3),
         rescale_factor=processor.number("rescale_factor", 1 / 255, above=0),
         image_mean=processor.numbers("image_mean", (0.5, 0.5, 0.5)),
         image_std=processor.numbers("image_std", (0.5, 0.5, 0.5)),
