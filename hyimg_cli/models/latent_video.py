@@ -19,13 +19,14 @@ from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
-from hyimg_cli.tiling.decode import TiledVae, decode_tiled
+from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import halve_tiles, tile_plan
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
     from hyimg_cli.models.diffusers_video.networks import SplitTokens
     from hyimg_cli.models.diffusers_video.start import StartEncoder
+    from hyimg_cli.models.diffusers_video.vaes import VideoVae
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
 
 PIECE_FRAMES = 8
@@ -75,25 +76,19 @@ class BranchRunner(Protocol):
         """Every branch's velocity at a step, in the order of `begin`."""
 
 
-class VideoVae(TiledVae, Protocol):
-    """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder."""
-
-    module: Any
-
-    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
-        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
-        yield self.decode_tile(latents_BCFYX)
-
-    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
-        """A denoiser's latents in the VAE's scale and dtype, on its device."""
-
-    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Frames in -1..1 as latents in the denoiser's scale."""
-
-
 class LatentVideoModel(LatentModel):
-    """A video model; `decoder`, of one process by default, may be replaced from outside."""
+    """A video model; `decoder`, of one process by default, may be replaced from outside.
 
+    Subclasses compute each of these four once, at its first use: text encoders and the encoder of
+    pictures that a job starts from, whose weights are not read then; the VAE, which is, alone in
+    memory where nothing else was asked for yet; and the transformers: one, or the high-noise one
+    and the low-noise one.
+    """
+
+    prompts: ConditionEncoder[str]
+    pictures: "StartEncoder"
+    vae: "VideoVae"
+    networks: list[Any]
     # Whether a decode is cut into tiles where the settings do not say.
     is_tiled_by_default = False
 
@@ -114,27 +109,6 @@ class LatentVideoModel(LatentModel):
         self.parameter_count = parameter_count
         self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
-
-    # Subclasses compute each of these four once, at its first use.
-    @property
-    @abstractmethod
-    def prompts(self) -> ConditionEncoder[str]:
-        """The text encoders; no weight is read."""
-
-    @property
-    @abstractmethod
-    def pictures(self) -> "StartEncoder":
-        """The encoder of pictures that a job starts from; no weight is read."""
-
-    @property
-    @abstractmethod
-    def vae(self) -> VideoVae:
-        """The VAE, read now: alone in memory where nothing else was asked for yet."""
-
-    @property
-    @abstractmethod
-    def networks(self) -> list[Any]:
-        """The transformers, read now: one, or the high-noise one and the low-noise one."""
 
     @abstractmethod
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
@@ -259,15 +233,11 @@ class ClipsModel(LatentVideoModel):
 class SpreadModel(LatentVideoModel):
     """A video model whose guidance and decode can be spread over ranks. `branch_runner`, which
     evaluates a job's guidance branches, is asked for once a job; without it they are evaluated
-    here.
+    here. `context`: the transformers as ranks share the tokens of a forward.
     """
 
     branch_runner: Callable[[], BranchRunner] | None = None
-
-    @property
-    @abstractmethod
-    def context(self) -> "SplitTokens":
-        """The transformers as ranks share the tokens of a forward."""
+    context: "SplitTokens"
 
     @abstractmethod
     def branch(self, inputs: BranchInputs) -> Branch:

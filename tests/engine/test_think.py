@@ -102,7 +102,7 @@ def test_a_given_text_changes_the_picture(drawn: Tell, job: ImageJob) -> None:
         ({"prompt": "a <img> b"}, "control token <img>"),
         ({"cot_text": "<recaption>x<boi></recaption>"}, "control token <boi>"),
         ({"cot_token_ids": (0, 10**7)}, "has no token"),
-        ({"prompt": "word " * 3000}, "positions"),
+        ({"prompt": "word " * 3000}, "too long"),
     ],
 )
 def test_text_that_would_break_the_sequence_fails_its_job(

@@ -24,11 +24,10 @@ from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from torch import Tensor
 
 from hyimg_cli.errors import installed_version
-from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
-from hyimg_cli.models.latent import PromptEmbedding
+from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 
 TEXT, GLYPH = "text", "glyph"
 MAX_GLYPH_TOKENS = 256
@@ -36,16 +35,16 @@ TEMPLATE_TOKENS = 108
 SKIPPED_LAYERS = 2
 
 
-class CheckpointEncoder:
+class CheckpointEncoder(ConditionEncoder[Any]):
     """Encoders of a checkpoint with tokenizers or processors, loaded at first use.
 
-    A family adds `key` and `encode`, which makes it a `ConditionEncoder`.
+    A family adds `key` and `encode`.
     """
 
     def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
         self.layout = layout
         self.place = place
-        self.encoder_runs: Counter[str] = Counter()
+        self.encoder_runs = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
 
@@ -85,15 +84,6 @@ class CheckpointEncoder:
             self._networks.clear()
             return True
         return False
-
-    def pack(self, embedding: PromptEmbedding) -> bytes:
-        """An embedding as bytes that any process can keep."""
-        return pack(embedding.key, embedding.tensors, notes=embedding.notes)
-
-    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        """Undo `pack` of `key`. Raises ValueError for anything else."""
-        tensors, facts = unpack(data, key)
-        return PromptEmbedding(key, tensors, tuple(facts["notes"]))
 
     def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""

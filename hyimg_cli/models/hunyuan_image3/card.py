@@ -171,7 +171,7 @@ def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
     steps, in_time = (int(math.log2(f)) for f in (vae.ffactor_spatial, vae.ffactor_temporal))
 
     def half(widths: Sequence[int], blocks: int, of_step: list[float]) -> float:
-        count = sum(2 * blocks * width**2 for width in widths)
+        count: float = sum(2 * blocks * width**2 for width in widths)
         count += sum(a * b * n for a, b, n in zip(widths, widths[1:], of_step, strict=False))
         # Between the levels and the latents: two blocks of the widest, and an attention.
         return 27 * count + (27 + 1) * 4 * vae.block_out_channels[-1] ** 2
