@@ -5,8 +5,9 @@ import gc
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -79,16 +80,12 @@ class BranchRunner(Protocol):
 class LatentVideoModel(LatentModel):
     """A video model; `decoder`, of one process by default, may be replaced from outside.
 
-    Subclasses compute each of these four once, at its first use: text encoders and the encoder of
-    pictures that a job starts from, whose weights are not read then; the VAE, which is, alone in
-    memory where nothing else was asked for yet; and the transformers: one, or the high-noise one
-    and the low-noise one.
+    `prompt_encoder`, `start_encoder` and `vae_class` are the family's own.
     """
 
-    prompts: ConditionEncoder[str]
-    pictures: "StartEncoder"
-    vae: "VideoVae"
-    networks: list[Any]
+    prompt_encoder: ClassVar[Callable[..., ConditionEncoder[str]]]
+    start_encoder: ClassVar[Callable[..., "StartEncoder"]]
+    vae_class: ClassVar[Callable[..., "VideoVae"]]
     # Whether a decode is cut into tiles where the settings do not say.
     is_tiled_by_default = False
 
@@ -109,6 +106,36 @@ class LatentVideoModel(LatentModel):
         self.parameter_count = parameter_count
         self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
+
+    @cached_property
+    def prompts(self) -> ConditionEncoder[str]:
+        """The text encoders; no weight is read."""
+        return type(self).prompt_encoder(self.layout, self.place, self.card.max_prompt_tokens)
+
+    @cached_property
+    def pictures(self) -> "StartEncoder":
+        """The encoder of pictures that a job starts from; no weight is read."""
+        is_tiled = self.is_tiled_by_default and self.choice.tiles_videos
+        return type(self).start_encoder(
+            self.layout, self._vae_place, lambda: self.vae, is_tiled=is_tiled
+        )
+
+    @cached_property
+    def vae(self) -> "VideoVae":
+        """The VAE, read now: alone in memory where nothing else was asked for yet."""
+        from hyimg_cli.models.diffusers_video.weights import load_weights
+
+        return type(self).vae_class(load_weights(self.layout.components["vae"], self._vae_place))
+
+    @property
+    def _vae_place(self) -> "LoadTarget":
+        """In float32 with any transformer dtype where the authors' examples do so."""
+        return self.place.in_float32() if self.card.has_float32_vae else self.place
+
+    @property
+    @abstractmethod
+    def networks(self) -> list[Any]:
+        """The transformers, read now: one, or the high-noise one and the low-noise one."""
 
     @abstractmethod
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
@@ -233,11 +260,15 @@ class ClipsModel(LatentVideoModel):
 class SpreadModel(LatentVideoModel):
     """A video model whose guidance and decode can be spread over ranks. `branch_runner`, which
     evaluates a job's guidance branches, is asked for once a job; without it they are evaluated
-    here. `context`: the transformers as ranks share the tokens of a forward.
+    here.
     """
 
     branch_runner: Callable[[], BranchRunner] | None = None
-    context: "SplitTokens"
+
+    @property
+    @abstractmethod
+    def context(self) -> "SplitTokens":
+        """The transformers as ranks share the tokens of a forward."""
 
     @abstractmethod
     def branch(self, inputs: BranchInputs) -> Branch:

@@ -16,7 +16,7 @@ from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
-from hyimg_cli.models.bagel.prompter import BagelPrompter
+from hyimg_cli.models.bagel.record import BagelPrompter
 from hyimg_cli.models.bagel.sequence import SourcePlace, picture_grid, source_shape
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.model import DecoderModel, shapes_of
@@ -149,7 +149,7 @@ class Bagel(DecoderModel):
         words = prompter.vocabulary
         read_again = text.ids is not None and words.encode(words.decode(text.ids))
         is_other = text.ids is not None and read_again != words.inner(text.ids)
-        return Canvas(bucket, None, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
+        return Canvas(bucket, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
         """N noise levels are N - 1 steps: the last one is an end point alone."""

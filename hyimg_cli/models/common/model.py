@@ -24,7 +24,6 @@ from hyimg_cli.models.protocols import (
     Encoded,
     GeneratedText,
     LivePicture,
-    TextGraphs,
     TextPrompt,
     TextScript,
 )
@@ -44,8 +43,8 @@ class DecoderModel(Protocol):
     network: Any
     prompter: Any
     card: ModelCard
-    # What decodes text by CUDA graphs, or computes it as they would; None where nothing.
-    graphs: TextGraphs | None = None
+    # What decodes text by CUDA graphs, or computes it as they would; None where nothing does.
+    graphs: Any = None
     # Branches may share one another's buffers; see `Buffer.lend`.
     lends_prefixes: bool = False
 

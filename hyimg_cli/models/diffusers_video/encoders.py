@@ -25,7 +25,6 @@ from torch import Tensor
 
 from hyimg_cli.errors import installed_version
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
 from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 
@@ -41,9 +40,9 @@ class CheckpointEncoder(ConditionEncoder[Any]):
     A family adds `key` and `encode`.
     """
 
-    def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
-        self.layout = layout
-        self.place = place
+    def __init__(self, layout: CheckpointLayout, place: LoadTarget, max_tokens: int = 0) -> None:
+        """`max_tokens`: of a text."""
+        self.layout, self.place, self.max_tokens = layout, place, max_tokens
         self.encoder_runs = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
@@ -105,8 +104,6 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
 
 class HunyuanPrompts(CheckpointEncoder):
     """The `ConditionEncoder` of texts: `text` [N, W] always, `glyph` [M, W] for quoted text."""
-
-    max_tokens = HUNYUAN_MAX_TOKENS
 
     @cached_property
     def system_message(self) -> str:
@@ -175,8 +172,6 @@ class WanPrompts(CheckpointEncoder):
 
     Called directly the library would cut at 226 tokens; its pipeline asks for 512.
     """
-
-    max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:
         """Return the key of the cleaned string, because another ftfy cleans differently."""

@@ -1,7 +1,8 @@
 """A checkpoint folder's facts, from its JSON files and safetensors headers; no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
@@ -18,6 +19,7 @@ from hyimg_cli.models.hunyuan_image3.config import (
     defaulted,
     generation_config,
 )
+from hyimg_cli.models.hunyuan_image3.split import expert_counts
 from hyimg_cli.spec.card import PICTURE_BYTES, Bucket, ModelCard, Routing, WeightCounts, Working
 from hyimg_cli.spec.job import Size
 
@@ -31,6 +33,7 @@ _SMALL_FILES = (
     "system_prompt.py",
 )
 _BF16_BYTES = 2
+_HALVES = "vae.encoder.", "vae.decoder."
 # Sizes that the Instruct models append whatever the base size is.
 _EXTRA_SIZES = (Size(1024, 768), Size(1280, 720), Size(768, 1024), Size(720, 1280))
 # Of a group of 16 rows (`kernels.experts`), at most.
@@ -139,29 +142,20 @@ def _weight_bytes(folder: Path) -> int:
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     """Count weights by kind, from the files' headers, or else as 16 bits from the index."""
-    per_layer = [arch.num_experts * inner for inner in arch.moe_intermediate_size]
-    experts = sum(3 * inner * arch.hidden_size for inner in per_layer)
-    rows = sum(2 * inner for inner in per_layer)
-    rows += arch.num_hidden_layers * arch.num_experts * arch.hidden_size
     try:
         sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).items()}
     except CheckpointError:
-        every = _weight_bytes(folder) // _BF16_BYTES
-        halves = _vae_weights(arch.vae)
-        wide = arch.num_hidden_layers * arch.num_experts * arch.hidden_size + sum(halves)
-        return WeightCounts(experts, rows, wide, every - experts - wide, *halves)
-    return weight_counts(sizes, experts, rows)
+        return weight_counts(arch, _weight_bytes(folder) // _BF16_BYTES, *_vae_weights(arch.vae))
+    halves = [sum(n for name, n in sizes.items() if part in name) for part in _HALVES]
+    return weight_counts(arch, sum(sizes.values()), *halves)
 
 
-def weight_counts(sizes: Mapping[str, int], experts: int, expert_rows: int) -> WeightCounts:
-    """Weights by kind, of the sizes of tensors by name, those of experts among them."""
-    encoder, decoder, gates = (
-        sum(n for name, n in sizes.items() if part in name)
-        for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
-    )
-    wide = encoder + decoder + gates
-    rest = sum(sizes.values()) - experts - wide
-    return WeightCounts(experts, expert_rows, wide, rest, encoder, decoder)
+def weight_counts(arch: Architecture, every: int, encoder: int, decoder: int) -> WeightCounts:
+    """Weights by kind, of the number of all, and of those of the VAE's halves."""
+    own = expert_counts(arch)
+    wide = own.wide + encoder + decoder
+    rest = every - own.experts - wide
+    return replace(own, wide=wide, rest=rest, encoder=encoder, decoder=decoder)
 
 
 def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:

@@ -28,8 +28,8 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
     refuse_without_gpu,
 )
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
+from hyimg_cli.models.hunyuan_image3.record import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
@@ -229,9 +229,9 @@ class HunyuanImage3(DecoderModel):
         if stop > most:
             what = f"the sequence is longer than in training ({stop} positions, limit {most})"
             warnings.append(what)
-        branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
+        branches = tuple(BranchSequence(ids, start, stop, layout) for ids in rows)
         notes = (note,) if note else ()
-        return Canvas(bucket, layout, branches, notes, tuple(warnings))
+        return Canvas(bucket, branches, notes, tuple(warnings))
 
     @property
     def branch_sets(self) -> int:

@@ -25,19 +25,23 @@ def heads_of_rank(arch: Architecture, ranks: int) -> tuple[int, int]:
     return 1, -(-group // (ranks // kv_heads))
 
 
+def expert_counts(arch: Architecture, ranks: int = 1) -> WeightCounts:
+    """Weights of a rank's experts, and of the routers, which every rank has whole."""
+    inner = [arch.num_experts * width // ranks for width in arch.moe_intermediate_size]
+    return WeightCounts(
+        experts=sum(3 * width * arch.hidden_size for width in inner),
+        expert_rows=sum(2 * width + arch.num_experts * arch.hidden_size for width in inner),
+        wide=arch.num_hidden_layers * arch.hidden_size * arch.num_experts,
+    )
+
+
 def rank_bytes(
     counts: WeightCounts, arch: Architecture, ranks: int, *, dtype: str, quantization: str
 ) -> RankBytes:
     """Bytes of weights and of K/V on each rank, once loaded; see `WeightCounts.nbytes`."""
-    inner = [arch.num_experts * width // ranks for width in arch.moe_intermediate_size]
-    experts = WeightCounts(
-        experts=sum(3 * width * arch.hidden_size for width in inner),
-        expert_rows=sum(2 * width + arch.num_experts * arch.hidden_size for width in inner),
-        wide=arch.num_hidden_layers * arch.hidden_size * arch.num_experts,
-        # Every rank has the layers' norms whole.
-        rest=split_weights(arch, ranks)
-        + arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim),
-    )
+    # Every rank has the layers' norms whole.
+    norms = arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim)
+    experts = replace(expert_counts(arch, ranks), rest=split_weights(arch, ranks) + norms)
     saved = split_weights(arch, 1) - split_weights(arch, ranks)
     first = replace(experts, wide=counts.wide, rest=counts.rest - saved)
     return RankBytes(

@@ -13,7 +13,7 @@ from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3 import system_prompt
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.record import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest
