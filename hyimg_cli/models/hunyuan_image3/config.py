@@ -30,6 +30,7 @@ _ONLY_RELEASED: dict[str, Any] = {
     "use_mla": False,
     "use_qk_norm": True,
     "norm_topk_prob": True,
+    "use_mixed_mlp_moe": True,
     "routed_scaling_factor": False,
     "group_limited_greedy": False,
     "moe_layer_num_skipped": 0,
@@ -127,7 +128,6 @@ class Architecture:
     is_base: bool
     vae: VaeArchitecture
     vision: VisionArchitecture
-    use_mixed_mlp_moe: bool = False
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     patch_embed_hidden_dim: int = 1024

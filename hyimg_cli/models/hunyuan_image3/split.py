@@ -55,10 +55,8 @@ def split_weights(arch: Architecture, ranks: int) -> int:
     """Return a rank's number of split weights: attention and shared experts."""
     kv_heads, query_heads = heads_of_rank(arch, ranks)
     attention = 2 * (query_heads + kv_heads) * arch.head_dim * arch.hidden_size
-    shared = 0
-    if arch.use_mixed_mlp_moe:
-        widths = zip(arch.moe_intermediate_size, arch.num_shared_expert, strict=True)
-        shared = sum(3 * inner * count for inner, count in widths) * arch.hidden_size // ranks
+    widths = zip(arch.moe_intermediate_size, arch.num_shared_expert, strict=True)
+    shared = sum(3 * inner * count for inner, count in widths) * arch.hidden_size // ranks
     return arch.num_hidden_layers * attention + shared
 
 
