@@ -68,9 +68,8 @@ class Moe(nn.Module):
             # No kernels were chosen, as in a network that is trained.
             gate_and_up, down = (torch.stack([m.weight for m in ms]) for ms in self._matrices())
             compute = partial(plain_experts, stacks=(gate_and_up, down))
-        return compute(
-            RoutedTokens(flat_TM, weight_TK, index_TK, self.shared_mlp(flat_TM))
-        ).view_as(x_TM)
+        tokens = RoutedTokens(flat_TM, weight_TK, index_TK, self.shared_mlp(flat_TM))
+        return compute(tokens).view_as(x_TM)
 
     @property
     def is_quantised(self) -> bool:

@@ -43,7 +43,8 @@ class Vocabulary(ControlTokenizer):
         # Only the distilled checkpoints use these two; an older tokenizer may lack them.
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
-        self.control.update({self.guidance, self.timestep_r} - {None})
+        distilled = (self.guidance, self.timestep_r)
+        self.control.update(id_ for id_ in distilled if id_ is not None)
         self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
         added = self.added.items()
         sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
