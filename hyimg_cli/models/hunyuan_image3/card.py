@@ -67,7 +67,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         is_trained=extra.flag("trained", True),
         is_distilled=arch.cfg_distilled,
         buckets=_allowed(arch, extra),
-        pixels_per_cell=arch.vae_downsample_factor,
+        pixels_per_cell=arch.vae.ffactor_spatial,
         source_vit_tokens=arch.vision.max_num_patches,
         kv_bytes_per_token=2 * arch.num_key_value_heads * arch.head_dim * layers * _BF16_BYTES,
         weight_bytes=_weight_bytes(folder),
@@ -78,7 +78,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),
-        routing=Routing(layers, arch.num_experts, max(arch.moe_topk)),
+        routing=Routing(layers, arch.num_experts, arch.moe_topk),
         vae_bytes_per_pixel=_vae_bytes(arch.vae),
         vae_chunk_bytes=VAE_CHUNK_BYTES,
         tile_pixels=arch.vae.sample_size,
@@ -126,7 +126,7 @@ def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
 
 def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
     """Return the sizes of the training; if the card has none, all that are whole cells."""
-    official, cell = official_buckets(arch), arch.vae_downsample_factor
+    official, cell = official_buckets(arch), arch.vae.ffactor_spatial
     whole = {b.ratio_index for b in official if not (b.size.height % cell or b.size.width % cell)}
     wanted = extra.counts("ratio_indices", tuple(sorted(whole)), least=0, most=len(official) - 1)
     if not whole.issuperset(wanted) or not wanted:
@@ -200,13 +200,11 @@ def _activations(arch: Architecture) -> dict[str, Working]:
     stream; a CPU inputs, middles and outputs of all choices.
     """
     width, experts = arch.hidden_size, arch.num_experts
-    layers = list(zip(arch.moe_topk, arch.moe_intermediate_size, strict=True))
-    inner = max(arch.moe_intermediate_size)
-    around = 8 * width * _BF16_BYTES
-    dense = around + max(k * (width + 2 * i) for k, i in layers) * _BF16_BYTES
-    fp8 = around + max(k * (width + 2 * i * _BF16_BYTES) for k, i in layers)
+    chosen, inner, around = arch.moe_topk, arch.moe_intermediate_size, 8 * width * _BF16_BYTES
+    dense = around + chosen * (width + 2 * inner) * _BF16_BYTES
+    fp8 = around + chosen * (width + 2 * inner * _BF16_BYTES)
     return {
-        "cpu": Working(max(k * (2 * width + 3 * i) for k, i in layers) * _BF16_BYTES),
+        "cpu": Working(chosen * (2 * width + 3 * inner) * _BF16_BYTES),
         "none": Working(dense),
         # Every expert's rows are filled up to whole groups.
         "fp8": Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),

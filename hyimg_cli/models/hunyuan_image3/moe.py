@@ -51,12 +51,12 @@ class Moe(nn.Module):
 
     stacks: Stacks
 
-    def __init__(self, arch: Architecture, layer: int) -> None:
+    def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        width, inner = arch.hidden_size, arch.moe_intermediate_size[layer]
-        self.gate = Router(width, arch.num_experts, arch.moe_topk[layer])
+        width, inner = arch.hidden_size, arch.moe_intermediate_size
+        self.gate = Router(width, arch.num_experts, arch.moe_topk)
         self.experts = nn.ModuleList(Mlp(width, inner) for _ in range(arch.num_experts))
-        self.shared_mlp = Mlp(width, inner * arch.num_shared_expert[layer])
+        self.shared_mlp = Mlp(width, inner)
         # Chosen with the kernels of the layer's device, once the weights are in their places.
         self.compute: Experts | None = None
 

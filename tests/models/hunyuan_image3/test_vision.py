@@ -83,10 +83,26 @@ def test_another_processor_is_refused(option: tuple[str, Any]) -> None:
         ("vit", {"hidden_act": "gelu"}),
         ("vae", {"upsample_match_channel": False}),
         ("vae", {"ffactor_spatial": 8}),
+        ("vit_aligner", {"depth": 3}),
     ],
 )
-def test_a_network_that_was_never_released_is_refused(part: str, option: dict[str, Any]) -> None:
+def test_a_part_that_was_never_released_is_refused(part: str, option: dict[str, Any]) -> None:
     config = json.loads((registry.resolve_model(registry.EMBEDDED) / "config.json").read_text())
     config[part] |= option
     with pytest.raises(CheckpointError, match=f"{part}.{min(option)}"):
         architecture(config)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"moe_topk": [1, 2, 2, 2]},
+        {"num_shared_expert": 2},
+        {"use_mixed_mlp_moe": False},
+        {"vae_downsample_factor": [16, 8]},
+    ],
+)
+def test_layers_that_differ_are_refused(option: dict[str, Any]) -> None:
+    config = json.loads((registry.resolve_model(registry.EMBEDDED) / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=min(option)):
+        architecture(config | option)
