@@ -34,7 +34,7 @@ LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode
 
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
-    layout = family.canvas(plain, [], GeneratedText()).layout
+    layout = family.canvas(plain, [], GeneratedText()).branches[0].layout
     share, row = needs([plain], family.card, CONFIG).share, 2 * family.card.activations["cpu"].row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
