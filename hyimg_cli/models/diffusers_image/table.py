@@ -223,7 +223,8 @@ def licence_of(layout: CheckpointLayout) -> str:
 
 def few_steps_advice(job: ImageJob) -> tuple[str, ...]:
     """Return a warning if a job uses a LoRA for few steps with other settings than its authors
-    recommend."""
+    recommend.
+    """
     for lora in job.lora:
         name = lora.file.rpartition("/")[2]
         if found := _LIGHTNING.search(name):

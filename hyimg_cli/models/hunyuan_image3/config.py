@@ -4,6 +4,7 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -179,8 +180,8 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     refuse_unreleased(vae, dict.fromkeys(of_vae, True))
     autoencoder = vae.facts(VaeArchitecture)
     levels = len(autoencoder.block_out_channels)
-    if autoencoder.ffactor_spatial != 2 ** (levels - 1):
-        expected = f"{2 ** (levels - 1)} with {levels} levels"
+    if math.log2(autoencoder.ffactor_spatial) != levels - 1:
+        expected = f"a factor of 2 between each two of {levels} levels"
         raise vae.fault("ffactor_spatial", autoencoder.ffactor_spatial, expected)
     down = own.counts("vae_downsample_factor", length=2)
     if set(down) != {autoencoder.ffactor_spatial}:
