@@ -34,7 +34,7 @@ from shapes.floors import work
 
 from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.harness import Bench
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
 from hyimg_cli.measure.bench.verdict import Findings, spread_of
 from hyimg_cli.models.hunyuan_image3.config import architecture
@@ -138,7 +138,7 @@ def _compared(scenario: Scenario, lines: str = "") -> Findings:
         if lines:
             manifest.write_text(lines)
         rest = {"folder": Path(name), "metrics": tuple(PIXEL_METRICS.values()), "tell": str}
-        return compare(scenario, read_manifest(manifest), {"device": "cpu"}, **rest)
+        return Bench(scenario, read_manifest(manifest), {"device": "cpu"}, **rest).run()
 
 
 def _lines(case: Case) -> Iterator[str]:

@@ -43,7 +43,7 @@ def build(
 
 
 def _fill_stacks(moe: nn.Module, arch: Architecture, device: torch.device) -> None:
-    width, inner = arch.hidden_size, arch.moe_intermediate_size[0]
+    width, inner = arch.hidden_size, arch.moe_intermediate_size
     for expert in range(arch.num_experts):
         for matrix, shape in (
             ("gate_and_up_proj", (2 * inner, width)),

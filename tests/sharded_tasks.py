@@ -48,7 +48,7 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
 def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
     """Velocities of every step and the picture; the second branch begins as a copy of the first."""
     canvas = model.canvas(job, [], GeneratedText())
-    bucket, layout = canvas.bucket, canvas.layout
+    bucket, layout = canvas.bucket, canvas.branches[0].layout
     rows = (layout.ids, layout.unconditional_ids)
     common = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
     first = model.new_buffer(len(layout.ids))

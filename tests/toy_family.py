@@ -97,7 +97,7 @@ class ToyModel(DecoderModel):
         return torch.stack([self.table_VD @ context.hidden_M for context in contexts])
 
     def canvas(self, job: Any, sources: Any, text: Any) -> Canvas:
-        return Canvas(SQUARE, None, branches(job, text.ids or ()))
+        return Canvas(SQUARE, branches(job, text.ids or ()))
 
     def branch(self, layout: Any, buffer: Buffer) -> torch.Tensor:
         return buffer.read(0, buffer.length)[1][0].mean(dim=0)

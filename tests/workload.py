@@ -18,9 +18,8 @@ from released import released
 
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3.card import weight_counts
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.record import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes
@@ -169,4 +168,10 @@ def _counts(shapes: Mapping[str, tuple[int, ...]]) -> WeightCounts:
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     experts = sum(n for name, n in sizes.items() if ".experts." in name)
     rows = sum(shape[0] for name, shape in shapes.items() if ".experts." in name)
-    return weight_counts(sizes, experts, rows)
+    encoder, decoder, gates = (
+        sum(n for name, n in sizes.items() if part in name)
+        for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
+    )
+    wide = encoder + decoder + gates
+    rest = sum(sizes.values()) - experts - wide
+    return WeightCounts(experts, rows, wide, rest, encoder, decoder)

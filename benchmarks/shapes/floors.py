@@ -42,7 +42,7 @@ class Work:
 
 def floors(arch: Architecture, scale: Scale, device: torch.device, dtype: torch.dtype) -> Floors:
     """Measure them."""
-    rows, width, inner = scale.floor_rows, arch.hidden_size, arch.moe_intermediate_size[0]
+    rows, width, inner = scale.floor_rows, arch.hidden_size, arch.moe_intermediate_size
     shapes = ((width, 2 * inner), (inner, width))
     flops = sum(2 * rows * a * b for a, b in shapes)
     pairs = [
@@ -90,17 +90,17 @@ def work(
 
     `experts_read`: how many experts' weights; `width_bytes`: of a number that is not quantised.
     """
-    width, inner = arch.hidden_size, arch.moe_intermediate_size[0]
+    width, inner = arch.hidden_size, arch.moe_intermediate_size
     heads, kv_heads = arch.num_attention_heads, arch.num_key_value_heads
     projections = (2 * heads + 2 * kv_heads) * arch.head_dim * width
-    shared = 3 * width * inner * arch.num_shared_expert[0]
+    shared = 3 * width * inner
     router = width * arch.num_experts
     per_row = 2 * (projections + shared + router)
     expert = 3 * width * inner
     expert_bytes = expert * (1 if form == "fp8" else width_bytes)
     return Work(
         flops=rows * per_row + 4 * pairs * heads * arch.head_dim,
-        expert_flops=rows * arch.moe_topk[0] * 2 * expert,
+        expert_flops=rows * arch.moe_topk * 2 * expert,
         bytes=(projections + shared) * width_bytes
         + 4 * router
         + experts_read * expert_bytes

@@ -136,7 +136,7 @@ def run_comparison(
     from hyimg_cli.measure.bench import record
     from hyimg_cli.measure.bench.baseline import read_baseline
     from hyimg_cli.measure.bench.budget import bench_metrics
-    from hyimg_cli.measure.bench.harness import compare
+    from hyimg_cli.measure.bench.harness import Bench
     from hyimg_cli.measure.pairs import BENCH_JSON
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def run_comparison(
     benches = [earlier] if earlier else []
     with suppress(UsageError):  # the file that this bench will replace
         benches.append(read_baseline(folder / BENCH_JSON))
-    found = compare(
+    found = Bench(
         scenario,
         manifest,
         flags,
@@ -153,5 +153,5 @@ def run_comparison(
         tell=str if is_quiet else render.note,
         earlier=benches,
         cache=o.cache_folder(o.settings_of(flags)),
-    )
+    ).run()
     return record.write(found, command=command, lpips=lpips, flags=flags)

@@ -138,9 +138,8 @@ def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
     path = run / str(edit["mask"])
     try:
         is_own = digest.of_file(path) == edit["sha256"]["mask"]
-        # Versions before this one recorded the area of what was found of an edit of the whole.
-        area = 1.0 if edit["kind"] == "global" else float(edit["area"])
-        record = {"kind": str(edit["kind"]), "reasons": [*map(str, edit["reasons"])], "area": area}
+        area, reasons = float(edit["area"]), [*map(str, edit["reasons"])]
+        record = {"kind": str(edit["kind"]), "reasons": reasons, "area": area}
     except (OSError, KeyError, TypeError, ValueError):
         is_own = False
     if not is_own:

@@ -5,6 +5,7 @@ the next one. Videos and picture editors add their decode.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.models.common.packing import pack, unpack
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
@@ -37,8 +39,10 @@ class PromptEmbedding:
 
 class ConditionEncoder(Protocol[Item]):
     """Encoders of a checkpoint, for strings or for views of pictures; weights are loaded by the
-    first `encode`.
+    first `encode`. `encoder_runs`: how often each has run since the checkpoint was opened.
     """
+
+    encoder_runs: Counter[str]
 
     def key(self, item: Item, /) -> str:
         """Return a digest of all that affects the embedding; needs no encoder weights in memory."""
@@ -48,16 +52,15 @@ class ConditionEncoder(Protocol[Item]):
 
     def pack(self, embedding: PromptEmbedding) -> bytes:
         """Return an embedding as bytes for any process (safetensors)."""
+        return pack(embedding.key, embedding.tensors, notes=embedding.notes)
 
     def unpack(self, data: bytes, key: str) -> PromptEmbedding:
         """Reverse `pack`. Raises ValueError for other bytes."""
+        tensors, facts = unpack(data, key)
+        return PromptEmbedding(key, tensors, tuple(facts["notes"]))
 
     def release(self) -> None:
         """Free the encoders' memory; a later `encode` loads them again."""
-
-    @property
-    def encoder_runs(self) -> Mapping[str, int]:
-        """Return how often each encoder has run since the checkpoint was opened."""
 
 
 class LatentDenoiser(Protocol):

@@ -5,8 +5,9 @@ import gc
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import TileRule, VideoCard
 from hyimg_cli.spec.job import Size, VideoJob
 from hyimg_cli.spec.options import Fit
-from hyimg_cli.tiling.decode import TiledVae, decode_tiled
+from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import halve_tiles, tile_plan
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
     from hyimg_cli.models.diffusers_video.networks import SplitTokens
     from hyimg_cli.models.diffusers_video.start import StartEncoder
+    from hyimg_cli.models.diffusers_video.vaes import VideoVae
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
 
 PIECE_FRAMES = 8
@@ -75,25 +77,15 @@ class BranchRunner(Protocol):
         """Every branch's velocity at a step, in the order of `begin`."""
 
 
-class VideoVae(TiledVae, Protocol):
-    """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder."""
-
-    module: Any
-
-    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
-        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
-        yield self.decode_tile(latents_BCFYX)
-
-    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
-        """A denoiser's latents in the VAE's scale and dtype, on its device."""
-
-    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Frames in -1..1 as latents in the denoiser's scale."""
-
-
 class LatentVideoModel(LatentModel):
-    """A video model; `decoder`, of one process by default, may be replaced from outside."""
+    """A video model; `decoder`, of one process by default, may be replaced from outside.
 
+    `prompt_encoder`, `start_encoder` and `vae_class` are the family's own.
+    """
+
+    prompt_encoder: ClassVar[Callable[..., ConditionEncoder[str]]]
+    start_encoder: ClassVar[Callable[..., "StartEncoder"]]
+    vae_class: ClassVar[Callable[..., "VideoVae"]]
     # Whether a decode is cut into tiles where the settings do not say.
     is_tiled_by_default = False
 
@@ -115,21 +107,30 @@ class LatentVideoModel(LatentModel):
         self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
 
-    # Subclasses compute each of these four once, at its first use.
-    @property
-    @abstractmethod
+    @cached_property
     def prompts(self) -> ConditionEncoder[str]:
         """The text encoders; no weight is read."""
+        return type(self).prompt_encoder(self.layout, self.place, self.card.max_prompt_tokens)
 
-    @property
-    @abstractmethod
+    @cached_property
     def pictures(self) -> "StartEncoder":
         """The encoder of pictures that a job starts from; no weight is read."""
+        is_tiled = self.is_tiled_by_default and self.choice.tiles_videos
+        return type(self).start_encoder(
+            self.layout, self._vae_place, lambda: self.vae, is_tiled=is_tiled
+        )
+
+    @cached_property
+    def vae(self) -> "VideoVae":
+        """The VAE, read now: alone in memory where nothing else was asked for yet."""
+        from hyimg_cli.models.diffusers_video.weights import load_weights
+
+        return type(self).vae_class(load_weights(self.layout.components["vae"], self._vae_place))
 
     @property
-    @abstractmethod
-    def vae(self) -> VideoVae:
-        """The VAE, read now: alone in memory where nothing else was asked for yet."""
+    def _vae_place(self) -> "LoadTarget":
+        """In float32 with any transformer dtype where the authors' examples do so."""
+        return self.place.in_float32() if self.card.has_float32_vae else self.place
 
     @property
     @abstractmethod

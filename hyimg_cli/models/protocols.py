@@ -7,7 +7,7 @@ The model itself is `common.model.DecoderModel`. Facts known before weights are 
 # Legend: C channel, Y X latent rows and columns, M model width
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.spec.card import Bucket
 
@@ -82,8 +82,8 @@ class GeneratedText:
 @dataclass(frozen=True)
 class BranchSequence:
     """One guidance branch's tokens; each denoise step computes `[live_start, live_stop)` again.
-    Rope positions come from the layout, never from a length. `layout`: the branch's own, if
-    branches have different ones; equal ids of one canvas have equal layouts.
+    Rope positions come from the family's own `layout`, never from a length; equal ids of one canvas
+    have equal layouts.
     """
 
     ids: tuple[int, ...]
@@ -94,18 +94,14 @@ class BranchSequence:
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture to draw: its size, the family's own layout, and the branches' sequences, the
-    conditional one first. `notes` and `warnings` go into the job's line.
+    """A picture to draw: its size, and the branches' sequences, the conditional one first. `notes`
+    and `warnings` go into the job's line.
     """
 
     bucket: Bucket
-    layout: Any
     branches: tuple[BranchSequence, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-    def layout_of(self, own: BranchSequence) -> Any:
-        return self.layout if own.layout is None else own.layout
 
 
 @dataclass
@@ -144,13 +140,3 @@ class TextScript:
     def text_of(self, written: list[int]) -> list[int]:
         """Return the text's ids with its tags, without those that open the picture."""
         return written
-
-
-class TextGraphs(Protocol):
-    """CUDA graphs of decode steps."""
-
-    def prepare(self, rows: int) -> int:
-        """Capture graphs for all row counts up to `rows`; return how many were captured."""
-
-    def degraded(self, rows: int) -> str:
-        """Return a note on steps of up to `rows` rows without a graph, or an empty string."""

@@ -26,18 +26,13 @@ from torch import Tensor
 from hyimg_cli.errors import MachineError, RankError
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.latent_video import (
-    LatentVideoModel,
-    SpreadModel,
-    VideoVae,
-    is_cut_by,
-)
+from hyimg_cli.models.latent_video import LatentVideoModel, SpreadModel, is_cut_by
 from hyimg_cli.parallel.branches import TRANSFORMER, ParallelBranches
 from hyimg_cli.parallel.ranks import DeviceKind, Rank, RankPool
 from hyimg_cli.settings.run import ModelChoice, ParallelConfig
 from hyimg_cli.spec.card import TileRule
 from hyimg_cli.spec.events import ParallelReport
-from hyimg_cli.tiling.decode import PatchParallelDecoder
+from hyimg_cli.tiling.decode import PatchParallelDecoder, TiledVae
 
 VAE = "vae"
 _POOLS: WeakSet[RankPool] = WeakSet()
@@ -123,7 +118,7 @@ class ImageRanks(ModelRanks):
         return ParallelReport(sets, decode=None, tensor_ranks=self._pool.size // sets)
 
 
-def load_vae(choice: ModelChoice, rank: Rank) -> VideoVae:
+def load_vae(choice: ModelChoice, rank: Rank) -> TiledVae:
     """The autoencoder of a checkpoint on a rank: all that the rank has, so it stays on its GPU."""
     choice = replace(choice, device=str(rank.device), cpu_offload="none")
     return registry.load_video(choice).vae

@@ -34,7 +34,7 @@ LARGE = Needs(40, JobBytes(context=10, branches=30, step=20, prefill=15), decode
 
 def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -> None:
     plain = replace(job, bot_task="none", size=SizeRequest(64, 64))
-    layout = family.canvas(plain, [], GeneratedText()).layout
+    layout = family.canvas(plain, [], GeneratedText()).branches[0].layout
     share, row = needs([plain], family.card, CONFIG).share, 2 * family.card.activations["cpu"].row
     # float32 is twice the stored bfloat16
     assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
@@ -49,8 +49,8 @@ def test_a_context_is_as_large_as_its_buffer(
     writes = replace(job, text=replace(job.text, max_new_tokens=30), images=sources[:1])
     shapes = [family.prompter.source_shape(family.prompter.fit(64, 64)[0], None)]
     opening = family.prompter.opening(writes, shapes)
-    room = family.prompter.text_budget(writes, opening.stop)
-    buffer = family.new_buffer(opening.stop + room + 8)
+    assert opening.capacity == len(opening.ids) + 30 + 8
+    buffer = family.new_buffer(opening.capacity)
     assert needs([writes], family.card, CONFIG).share.context == buffer.nbytes
 
 

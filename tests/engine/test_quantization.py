@@ -18,7 +18,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.keys import key_of
 from hyimg_cli.loading import packed
 from hyimg_cli.loading.checkpoint import TensorInfo
-from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.harness import Bench
 from hyimg_cli.measure.bench.scenario import read_scenario
 from hyimg_cli.memory.footprint import Together, footprint, needs
 from hyimg_cli.models import registry
@@ -166,11 +166,11 @@ def test_quantization_is_part_of_a_jobs_key(job: ImageJob) -> None:
 
 def test_a_comparison_is_not_undone_by_a_flag(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the variants of quantization differ in it"):
-        compare(
+        Bench(
             read_scenario("quantization"),
             None,  # type: ignore[arg-type]
             {"quantization": "fp8"},
             folder=tmp_path,
             metrics=(),
             tell=lambda _text: None,
-        )
+        ).run()

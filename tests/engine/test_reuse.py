@@ -103,7 +103,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     image = read_image(Path(job.images[0]))
     encoded = [family.encode_source(image.pixels, image.digest)]
     canvas = family.canvas(job, encoded, GeneratedText())
-    bucket, layout = canvas.bucket, canvas.layout
+    bucket, layout = canvas.bucket, canvas.branches[0].layout
     stop = layout.shared_length + ahead
     buffer = family.new_buffer(stop)
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
     """Other tokens behind the image, or none: the same velocity to the bit."""
     job = replace(job, bot_task="none", size=SQUARE)
     canvas = family.canvas(job, [], GeneratedText())
-    bucket, layout = canvas.bucket, canvas.layout
+    bucket, layout = canvas.bucket, canvas.branches[0].layout
     velocities = []
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
         ids = (*layout.ids[: layout.live_stop], *tail)

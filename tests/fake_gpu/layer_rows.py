@@ -59,7 +59,7 @@ class LayerRows:
     def _in_layer(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
         """Routing is even: so many experts are chosen at least once by so many rows."""
         arch, layer = self._load.arch, self._network.model.layers[1]
-        unread = (1 - arch.moe_topk[0] / arch.num_experts) ** rows
+        unread = (1 - arch.moe_topk / arch.num_experts) ** rows
         borders: list[int] = []
         with counted(Facts(arch.num_experts * (1 - unread), slots)) as counter, torch.no_grad():
             hooks = [

@@ -147,7 +147,7 @@ def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
         read_architecture(FOLDER),
         num_attention_heads=32,
         num_key_value_heads=8,
-        moe_intermediate_size=(3072,),
+        moe_intermediate_size=3072,
     )
     for fine in (1, 2, 4, 8, 16, 32):
         refuse_uneven(arch, fine)
@@ -155,7 +155,7 @@ def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
         with pytest.raises(UsageError, match="8 kv heads with 4 query heads each cannot be split"):
             refuse_uneven(arch, wrong)
     with pytest.raises(UsageError, match="3000"):
-        refuse_uneven(replace(arch, moe_intermediate_size=(3000, 3072)), 16)
+        refuse_uneven(replace(arch, moe_intermediate_size=3000), 16)
     refuse_uneven(arch, 16, "nf4")
     with pytest.raises(UsageError, match="nf4 needs rows that are multiples of 64 weights"):
         refuse_uneven(arch, 32, "nf4")

@@ -33,6 +33,7 @@ from hyimg_cli.models.diffusers_video.hunyuan_video15 import (
     hoisted_forward,
 )
 from hyimg_cli.models.diffusers_video.layout import read_layout
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent import PromptEmbedding
 
@@ -62,7 +63,7 @@ def shaken(network: Any) -> Any:
 
 
 def test_prompts_are_embedded_as_the_product_does(base: Path, encoder: PromptEncoder) -> None:
-    product = HunyuanPrompts(read_layout(base), PLACE)
+    product = HunyuanPrompts(read_layout(base), PLACE, HUNYUAN_MAX_TOKENS)
     for text in PROMPTS:
         found, wanted = encoder.encode(text).tensors, product.encode(text).tensors
         assert found.keys() == wanted.keys()

@@ -51,7 +51,7 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     verdicts = now["verdict"]["name"], before["verdict"]["name"]
     if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
         yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
-    earlier, newer = ({_timed(of, one): one for one in of["timings"]} for of in (before, now))
+    earlier, newer = ({_timed(one): one for one in of["timings"]} for of in (before, now))
     for what in earlier.keys() ^ newer.keys():
         yield f"{what}: timed in only one of the two"
     for what in earlier.keys() & newer.keys():
@@ -78,10 +78,9 @@ _COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def _timed(entry: Mapping[str, Any], one: Mapping[str, Any]) -> str:
-    """Name a timing. A bench of two variants did not name the pair in earlier versions."""
-    pair = one.get("pair") or [entry["variants"][side]["label"] for side in "ab"]
-    return f"{' vs '.join(pair)}, {one['steps']} steps"
+def _timed(one: Mapping[str, Any]) -> str:
+    """Name a timing."""
+    return f"{' vs '.join(one['pair'])}, {one['steps']} steps"
 
 
 def _sentence(

@@ -90,7 +90,7 @@ def of_bench(
     )
     known: dict[str, list[RunTime]] = {}
     for timing in earlier["timings"] if is_same else ():
-        for label, side in zip(timing.get("pair", ()), "ab", strict=False):
+        for label, side in zip(timing["pair"], "ab", strict=True):
             phases = timing[side]["phases_s"]
             denoise_s = sum(phases[name]["median"] for name in ("denoise_first", "denoise_rest"))
             found = RunTime(timing["steps"], timing[side]["wall_s"]["median"], denoise_s)

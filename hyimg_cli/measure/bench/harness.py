@@ -40,58 +40,53 @@ from hyimg_cli.spec.units import counted
 Tell = Callable[[str], object]
 
 
-def compare(
-    scenario: Scenario,
-    manifest: Manifest,
-    flags: Mapping[str, object],
-    *,
-    folder: Path,
-    metrics: Metrics,
-    tell: Tell,
-    earlier: Sequence[Mapping[str, Any]] = (),
-    cache: Path | None = None,
-) -> Findings:
-    """Run all variants over the manifest's jobs and judge every two of them.
+@dataclass
+class Bench:
+    """A comparison of all variants over the manifest's jobs, every two of them.
 
     `flags` choose the model and the device for all. Pictures of the first timed runs stay in
     `folder/A`, `folder/B` and so on. The time it takes is estimated from `earlier` contents of
-    bench.json, else from the rates kept in the disk cache `cache`. Raises ManifestError for a
-    faulty manifest, UsageError for one whose jobs are of several models, and for a flag that a
-    variant sets itself.
+    bench.json, else from the rates kept in the disk cache `cache`.
     """
-    for name in flags:
-        if any(name in one.settings for one in scenario.variants):
-            what = f"{name} cannot be set: the variants of {scenario.name} differ in it"
-            raise UsageError(what, hint=f"remove --{name} and HYIMG_{name.upper()}")
-    for name in ("runs", *VARIANTS):
-        with disk_errors(folder):
-            refuse_links(folder / name, folder)
-    bench = _Bench(scenario, manifest, flags, folder / "runs", metrics, tell, earlier, cache)
-    try:
-        return bench.run()
-    finally:
-        shutil.rmtree(folder / "runs", ignore_errors=True)
-
-
-@dataclass
-class _Bench:
-    """The state of one comparison while it runs."""
 
     scenario: Scenario
     manifest: Manifest
     flags: Mapping[str, object]
-    scratch: Path
+    folder: Path
     metrics: Metrics
     tell: Tell
-    earlier: Sequence[Mapping[str, Any]]
-    cache: Path | None
+    earlier: Sequence[Mapping[str, Any]] = ()
+    cache: Path | None = None
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     load: LoadModel = field(default_factory=shared_models)
     left: TimeLeft = field(default_factory=lambda: TimeLeft([], {}))
     _count: int = 0
 
+    @property
+    def scratch(self) -> Path:
+        """The folder of the runs while they are compared."""
+        return self.folder / "runs"
+
     def run(self) -> Findings:
+        """Run all variants and judge every two of them.
+
+        Raises ManifestError for a faulty manifest, UsageError for one whose jobs are of several
+        models, and for a flag that a variant sets itself.
+        """
+        for name in self.flags:
+            if any(name in one.settings for one in self.scenario.variants):
+                what = f"{name} cannot be set: the variants of {self.scenario.name} differ in it"
+                raise UsageError(what, hint=f"remove --{name} and HYIMG_{name.upper()}")
+        for name in ("runs", *VARIANTS):
+            with disk_errors(self.folder):
+                refuse_links(self.folder / name, self.folder)
+        try:
+            return self._found()
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _found(self) -> Findings:
         scenario = self.scenario
         # Variants may differ in settings that a job has.
         jobs = [self._jobs(variant) for variant in scenario.variants]
@@ -148,7 +143,7 @@ class _Bench:
                 same_work=_same_work(main[a], main[b]) if is_judged else (),
             )
             comparisons.append(found)
-        return Findings(scenario, comparisons, jobs[0], self.notes, self.scratch.parent)
+        return Findings(scenario, comparisons, jobs[0], self.notes, self.folder)
 
     def _estimate(self, at_main: Sequence[Sequence[Job]]) -> TimeLeft:
         """Estimate the time of each run before the first: by an earlier bench, else by the plan."""
@@ -256,9 +251,9 @@ class _Bench:
     def _keep(self, main: Sequence[Sequence[RunResult]]) -> None:
         """Keep the first timed pictures of each variant, under equal names in `A`, `B`, …."""
         for side in VARIANTS:
-            shutil.rmtree(self.scratch.parent / side, ignore_errors=True)
+            shutil.rmtree(self.folder / side, ignore_errors=True)
         for side, (first, *_) in zip(VARIANTS, main, strict=False):
-            target = self.scratch.parent / side
+            target = self.folder / side
             target.mkdir(parents=True)
             for name, file in output_files(first.folder, by_frame=True).items():
                 copy = target / f"{name}{file.suffix}"

@@ -3,7 +3,7 @@
 # Legend: C channel, Y X latent rows and columns, H W pixels, N token, P values of a token,
 # V vocabulary
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,11 @@ from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
-from hyimg_cli.models.bagel.prompter import BagelPrompter
-from hyimg_cli.models.bagel.sequence import BlockLayout, SourcePlace, picture_grid, source_shape
+from hyimg_cli.models.bagel.record import BagelPrompter
+from hyimg_cli.models.bagel.sequence import SourcePlace, picture_grid, source_shape
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.model import DecoderModel, shapes_of
 from hyimg_cli.models.common.spans import Grid
@@ -29,8 +28,6 @@ from hyimg_cli.models.protocols import (
     Encoded,
     GeneratedText,
     LivePicture,
-    TextPrompt,
-    TextScript,
 )
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
@@ -133,16 +130,6 @@ class Bagel(DecoderModel):
         shape = (self.prompter.arch.vae.z_channels, *self.card.latent_grid(size))
         return torch.randn(shape, generator=generator)
 
-    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        layout = self.prompter.opening(job, shapes_of(sources))
-        if layout is None:
-            return None
-        room = self.prompter.text_budget(job, layout)
-        return TextPrompt(layout.ids, layout.length + room + 2, layout)
-
-    def script(self, job: ImageJob) -> TextScript:
-        return TextScript((self.prompter.markers.bos,), self.prompter.markers.eos)
-
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return self.prompter.text_budget(job, context.layout)
 
@@ -162,19 +149,7 @@ class Bagel(DecoderModel):
         words = prompter.vocabulary
         read_again = text.ids is not None and words.encode(words.decode(text.ids))
         is_other = text.ids is not None and read_again != words.inner(text.ids)
-        return Canvas(bucket, None, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
-
-    @torch.no_grad()
-    def prefill(
-        self,
-        layout: BlockLayout,
-        ids: Sequence[int],
-        sources: Sequence[Encoded],
-        buffer: Buffer,
-        stop: int,
-    ) -> Tensor:
-        rows = [cast(ImageRows, source.rows) for source in sources]
-        return self.network.prefill(layout, rows, buffer, stop)
+        return Canvas(bucket, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
         """N noise levels are N - 1 steps: the last one is an end point alone."""

@@ -151,11 +151,16 @@ class BagelNetwork(nn.Module):
         return rows + self.latent_pos_embed(grid)
 
     def prefill(
-        self, layout: BlockLayout, sources: Sequence[ImageRows], buffer: Buffer, stop: int
+        self,
+        layout: BlockLayout,
+        ids: Sequence[int],
+        sources: Sequence[ImageRows],
+        buffer: Buffer,
+        stop: int,
     ) -> Tensor:
         """Complete the buffer's prefix up to `stop`; the last token's state [M]."""
         start = buffer.length
-        x_TM = embed(self.decoder.embed_tokens, [max(0, id_) for id_ in layout.ids[start:stop]])
+        x_TM = embed(self.decoder.embed_tokens, [max(0, id_) for id_ in ids[start:stop]])
         is_gen = [False] * (stop - start)
         for block in layout.blocks:
             if block.kind in _IMAGES and start <= block.start < stop:

@@ -30,8 +30,7 @@ from hyimg_cli.settings.run import Quantization
 
 _MID = {"resnets.0": "block_1", "resnets.1": "block_2", "attentions.0": "attn_1"}
 _ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
-_DOWN = re.compile(r"(encoder)\.down_blocks\.(\d+)\.(resnets|downsamplers)\.(\d+)\.(.+)")
-_UP = re.compile(r"(decoder)\.up_blocks\.(\d+)\.(resnets|upsamplers)\.(\d+)\.(.+)")
+_LEVEL = re.compile(r"(\w+)\.(down|up)_blocks\.(\d+)\.(resnets|\w+samplers)\.(\d+)\.(.+)")
 _MIDDLE = re.compile(r"(\w+)\.mid_block\.(\w+\.\d)\.(.+)\.(\w+)")
 
 
@@ -106,13 +105,12 @@ def autoencoder(arch: AutoencoderShape) -> Any:
 
 def stored_name(name: str, levels: int) -> str:
     """Return the stored name of diffusers' tensor `name`; levels count from the finest."""
-    if match := _DOWN.fullmatch(name) or _UP.fullmatch(name):
-        side, level, kind, block, rest = match.groups()
-        is_down = side == "encoder"
-        at = f"{side}.{'down' if is_down else 'up'}.{level if is_down else levels - 1 - int(level)}"
+    if match := _LEVEL.fullmatch(name):
+        side, way, level, kind, block, rest = match.groups()
+        at = f"{side}.{way}.{level if way == 'down' else levels - 1 - int(level)}"
         if kind == "resnets":
             return f"{at}.block.{block}.{rest.replace('conv_shortcut', 'nin_shortcut')}"
-        return f"{at}.{'downsample' if is_down else 'upsample'}.{rest}"
+        return f"{at}.{way}sample.{rest}"
     if match := _MIDDLE.fullmatch(name):
         side, part, inner, own = match.groups()
         return f"{side}.mid.{_MID[part]}.{_ATTENTION.get(inner, inner)}.{own}"

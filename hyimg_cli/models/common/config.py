@@ -138,7 +138,6 @@ class VitShape:
     num_hidden_layers: int
     num_attention_heads: int
     patch_size: int
-    hidden_act: str = "gelu_pytorch_tanh"
     layer_norm_eps: float = 1e-6
 
 

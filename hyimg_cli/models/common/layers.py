@@ -5,8 +5,7 @@ The ViT has the bits of transformers' Siglip, whose import takes longer than loa
 
 # Legend: B image or level, S image token, M width
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +15,6 @@ from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.models.common.config import VitShape
 
 _SINUSOID_WIDTH = 256
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-}
 
 
 class VitEncoder(nn.Module):
@@ -65,16 +60,15 @@ class _Attention(nn.Module):
 
 
 class VitMlp(nn.Module):
-    """Two linear layers; the activation between them is one of `ACTIVATIONS`."""
+    """Two linear layers with an approximate GELU in between."""
 
     def __init__(self, arch: VitShape) -> None:
         super().__init__()
-        self.activation = arch.hidden_act
         self.fc1 = nn.Linear(arch.hidden_size, arch.intermediate_size)
         self.fc2 = nn.Linear(arch.intermediate_size, arch.hidden_size)
 
     def forward(self, x_BSM: Tensor) -> Tensor:
-        return self.fc2(ACTIVATIONS[self.activation](self.fc1(x_BSM)))
+        return self.fc2(F.gelu(self.fc1(x_BSM), approximate="tanh"))
 
 
 def embed(table: nn.Embedding, ids: Sequence[int] | Tensor) -> Tensor:

@@ -24,7 +24,6 @@ from hyimg_cli.models.protocols import (
     Encoded,
     GeneratedText,
     LivePicture,
-    TextGraphs,
     TextPrompt,
     TextScript,
 )
@@ -44,8 +43,8 @@ class DecoderModel(Protocol):
     network: Any
     prompter: Any
     card: ModelCard
-    # What decodes text by CUDA graphs, or computes it as they would; None where nothing.
-    graphs: TextGraphs | None = None
+    # What decodes text by CUDA graphs, or computes it as they would; None where nothing does.
+    graphs: Any = None
     # Branches may share one another's buffers; see `Buffer.lend`.
     lends_prefixes: bool = False
 
@@ -104,9 +103,13 @@ class DecoderModel(Protocol):
 
     def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
         """Return the prompt of the AR stage; None if it has nothing to write or decide."""
+        prompt: TextPrompt | None = self.prompter.opening(job, shapes_of(sources))
+        return prompt
 
     def script(self, job: ImageJob) -> TextScript:
         """The rules of what the job's AR stage may write."""
+        script: TextScript = self.prompter.script(job)
+        return script
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         """Number of tokens the job may write."""
@@ -153,10 +156,14 @@ class DecoderModel(Protocol):
         """Return an empty buffer in the branch set that has the branch of that number."""
         return self.new_buffer(capacity)
 
+    @torch.no_grad()
     def prefill(
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int
     ) -> Tensor:
         """Complete the buffer's prefix up to `stop`; the last row's hidden state [M]."""
+        rows = [source.rows for source in sources]
+        hidden_M: Tensor = self.network.prefill(layout, ids, rows, buffer, stop)
+        return hidden_M
 
     def prefill_branches(
         self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]

@@ -14,9 +14,9 @@ _TOKEN_BYTES = 64_000_000
 
 
 class ControlTokenizer:
-    """A checkpoint's tokenizer. `control`: ids of the control tokens."""
-
-    control: Collection[int]
+    """A checkpoint's tokenizer. `control`: ids of tokens that the file marks as special, and of
+    those that were looked up by name: they give a sequence its structure.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -29,7 +29,7 @@ class ControlTokenizer:
             _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
         )
         self.added = tokenizer.get_added_tokens_decoder()
-        self.special = frozenset(id_ for id_, token in self.added.items() if token.special)
+        self.control = {id_ for id_, token in self.added.items() if token.special}
 
     def encode(self, text: str) -> list[int]:
         """Ids of one section of text; control tokens spelled out in it are recognised."""
@@ -53,7 +53,7 @@ class ControlTokenizer:
         return str(self._tokenizer.id_to_token(id_))
 
     def id_of(self, token: str, hint: str = "use the files of one checkpoint together") -> int:
-        """Return a token's id. Raises CheckpointError if the tokenizer does not have it."""
+        """Return a control token's id. Raises CheckpointError if the tokenizer does not have it."""
         id_ = self._tokenizer.token_to_id(token)
         if id_ is None:
             raise CheckpointError(
@@ -62,6 +62,7 @@ class ControlTokenizer:
                 hint=hint,
                 code="checkpoint.tokenizer",
             )
+        self.control.add(id_)
         return int(id_)
 
     def refuse_control(

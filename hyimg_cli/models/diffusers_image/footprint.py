@@ -6,8 +6,6 @@ and for each released VAE, at 1024x1024 with one source picture.
 """
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.record import stored_networks
-from hyimg_cli.spec.card import Networks
 
 # Bytes of a row in 16 bits at a forward's peak, for each unit of its width: 15 to 21 were counted.
 _TOKEN_WIDTHS = 2 * 22
@@ -18,13 +16,6 @@ _DECODES = {
     "AutoencoderKLQwenImage21": (45, "decoder_base_dim"),
 }
 _PICTURE_WIDTHS = 12
-
-
-def networks_of(layout: CheckpointLayout) -> Networks:
-    """Return the sizes of the checkpoint's networks. Raises CheckpointError."""
-    return Networks(
-        **stored_networks(layout), blocks=layout.components["transformer"].count_blocks()
-    )
 
 
 def kv_bytes(layout: CheckpointLayout) -> int:

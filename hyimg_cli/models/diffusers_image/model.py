@@ -35,10 +35,9 @@ from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
-from hyimg_cli.models.diffusers_image.conditions import Condition
-from hyimg_cli.models.diffusers_image.few_steps import few_steps_advice
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
-from hyimg_cli.models.diffusers_image.record import EditorFolder, shifted
+from hyimg_cli.models.diffusers_image.record import Condition, EditorFolder, shifted
+from hyimg_cli.models.diffusers_image.table import few_steps_advice
 from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import Component

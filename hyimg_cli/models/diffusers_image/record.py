@@ -7,6 +7,7 @@ A pipeline that is not in the table is refused by name.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,12 +21,15 @@ from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
-from hyimg_cli.models.diffusers_image.conditions import OF_PICTURES, OF_TEXTS, Condition
-from hyimg_cli.models.diffusers_image.few_steps import few_steps_advice
-from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes, networks_of
-from hyimg_cli.models.diffusers_image.licence import licence_of
+from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
 from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
-from hyimg_cli.models.diffusers_image.table import KINDS, Kind, kind_of
+from hyimg_cli.models.diffusers_image.table import (
+    KINDS,
+    Kind,
+    few_steps_advice,
+    kind_of,
+    licence_of,
+)
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
@@ -34,9 +38,10 @@ from hyimg_cli.models.diffusers_video.layout import (
     is_in_layout,
     refuse_quantized,
 )
+from hyimg_cli.models.diffusers_video.record import stored_networks
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, SamplingDefaults
+from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
 from hyimg_cli.spec.gc_paused import freeze_libraries
 from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.work import picture_work
@@ -54,6 +59,22 @@ _TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
 _REFERENCE_PIXELS = 1024**2
 # The flow shift that leaves the shift to the scheduler's rule by the picture's size.
 _BY_SIZE = 1.0
+
+# Stages of the library's blocks before denoising.
+OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Texts and pictures (path and sha256) that one stage of the blocks encodes for the denoising
+    of a job.
+    """
+
+    stage: str
+    texts: tuple[tuple[str, str], ...]
+    images: tuple[tuple[str, str], ...]
+    is_guided: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 def pipeline_name(folder: Path) -> str:
@@ -284,7 +305,11 @@ def _refuse_wrong(folder: Path) -> None:
 
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
-    networks, base_size = networks_of(layout), own.count("base_size", 1024)
+    blocks, base_size = (
+        layout.components["transformer"].count_blocks(),
+        own.count("base_size", 1024),
+    )
+    networks = Networks(**stored_networks(layout), blocks=blocks)
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""

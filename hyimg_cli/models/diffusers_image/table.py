@@ -1,16 +1,22 @@
 """The library's pipelines that hyimg runs, by name; no torch."""
 
 import math
+import re
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.licences import UNKNOWN, is_non_commercial, read_card
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
 
 APACHE, NON_COMMERCIAL = "Apache-2.0", "non-commercial"
+# Text width of FLUX.2 klein 4B: three layers of Qwen3-4B. Larger releases have a larger one.
+_OF_KLEIN_4B = 3 * 2560
+# A LoRA for few steps: Qwen-Image-Edit-2509-Lightning-4steps-V1.0-bf16.safetensors
+_LIGHTNING = re.compile(r"lightning[-_ ]?([0-9]+)[-_ ]?steps", re.IGNORECASE)
 _SHARED: dict[str, Set[str]] = {
     "tokenizer": {"Qwen2Tokenizer", "Qwen2TokenizerFast"},
     "scheduler": {"FlowMatchEulerDiscreteScheduler"},
@@ -198,3 +204,34 @@ def kind_of(layout: CheckpointLayout) -> Kind:
         if known.items() <= layout.components["scheduler"].config().values.items():
             return replace(kind, steps=steps, guidance=guidance)
     return kind
+
+
+def licence_of(layout: CheckpointLayout) -> str:
+    """Return a checkpoint's licence in one word: its README's, or else the one of its pipeline's
+    releases; or UNKNOWN.
+    """
+    words = read_card(layout.folder)
+    if any(map(is_non_commercial, words)):
+        return NON_COMMERCIAL
+    if words and words[0] != "other":
+        return APACHE if words[0] == "apache-2.0" else words[0]
+    if of_releases := KINDS[layout.family].licence:
+        return of_releases
+    width = layout.components["transformer"].config().count("joint_attention_dim", 0)
+    return APACHE if width == _OF_KLEIN_4B else NON_COMMERCIAL if width > _OF_KLEIN_4B else UNKNOWN
+
+
+def few_steps_advice(job: ImageJob) -> tuple[str, ...]:
+    """Return a warning if a job uses a LoRA for few steps with other settings than its authors
+    recommend.
+    """
+    for lora in job.lora:
+        name = lora.file.rpartition("/")[2]
+        if found := _LIGHTNING.search(name):
+            wanted = {"num_inference_steps": int(found[1]), "guidance_scale": 1, "flow_shift": 3}
+            others = {one: getattr(job, one) for one in wanted if getattr(job, one) != wanted[one]}
+            if others:
+                asks = ", ".join(f"{one} {wanted[one]}" for one in others)
+                has = ", ".join(f"{value:g}" for value in others.values())
+                return (f"{name} was trained for {asks}; this job uses {has}",)
+    return ()

@@ -24,11 +24,9 @@ from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from torch import Tensor
 
 from hyimg_cli.errors import installed_version
-from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
-from hyimg_cli.models.latent import PromptEmbedding
+from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 
 TEXT, GLYPH = "text", "glyph"
 MAX_GLYPH_TOKENS = 256
@@ -36,16 +34,16 @@ TEMPLATE_TOKENS = 108
 SKIPPED_LAYERS = 2
 
 
-class CheckpointEncoder:
+class CheckpointEncoder(ConditionEncoder[Any]):
     """Encoders of a checkpoint with tokenizers or processors, loaded at first use.
 
-    A family adds `key` and `encode`, which makes it a `ConditionEncoder`.
+    A family adds `key` and `encode`.
     """
 
-    def __init__(self, layout: CheckpointLayout, place: LoadTarget) -> None:
-        self.layout = layout
-        self.place = place
-        self.encoder_runs: Counter[str] = Counter()
+    def __init__(self, layout: CheckpointLayout, place: LoadTarget, max_tokens: int = 0) -> None:
+        """`max_tokens`: of a text."""
+        self.layout, self.place, self.max_tokens = layout, place, max_tokens
+        self.encoder_runs = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
 
@@ -86,15 +84,6 @@ class CheckpointEncoder:
             return True
         return False
 
-    def pack(self, embedding: PromptEmbedding) -> bytes:
-        """An embedding as bytes that any process can keep."""
-        return pack(embedding.key, embedding.tensors, notes=embedding.notes)
-
-    def unpack(self, data: bytes, key: str) -> PromptEmbedding:
-        """Undo `pack` of `key`. Raises ValueError for anything else."""
-        tensors, facts = unpack(data, key)
-        return PromptEmbedding(key, tensors, tuple(facts["notes"]))
-
     def digest_of(self, **parts: Any) -> str:
         """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
         place = self.place
@@ -115,8 +104,6 @@ def cut_note(count: int, limit: int, what: str) -> tuple[str, ...]:
 
 class HunyuanPrompts(CheckpointEncoder):
     """The `ConditionEncoder` of texts: `text` [N, W] always, `glyph` [M, W] for quoted text."""
-
-    max_tokens = HUNYUAN_MAX_TOKENS
 
     @cached_property
     def system_message(self) -> str:
@@ -185,8 +172,6 @@ class WanPrompts(CheckpointEncoder):
 
     Called directly the library would cut at 226 tokens; its pipeline asks for 512.
     """
-
-    max_tokens = WAN_MAX_TOKENS
 
     def key(self, text: str) -> str:
         """Return the key of the cleaned string, because another ftfy cleans differently."""

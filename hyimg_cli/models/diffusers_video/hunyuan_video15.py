@@ -8,7 +8,6 @@ order) is computed once, no mask is built, nothing is read back.
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width,
 # S sequence, H heads, D head width
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from hyimg_cli.models.diffusers_video.encoders import GLYPH, TEXT, HunyuanPrompt
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo, Guide
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.vaes import HunyuanVae
-from hyimg_cli.models.diffusers_video.weights import configured, load_weights
+from hyimg_cli.models.diffusers_video.weights import configured
 from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs
 from hyimg_cli.spec.job import VideoJob
@@ -112,16 +111,9 @@ def hoisted_forward(
 class HunyuanVideo15(DiffusersVideo):
     """The family's checkpoint."""
 
+    prompt_encoder, vae_class = HunyuanPrompts, HunyuanVae
     has_linear_sigmas = True
     new_forward = staticmethod(hoisted_forward)
-
-    @cached_property
-    def prompts(self) -> HunyuanPrompts:
-        return HunyuanPrompts(self.layout, self.place)
-
-    @cached_property
-    def vae(self) -> HunyuanVae:
-        return HunyuanVae(load_weights(self.layout.components["vae"], self.place))
 
     def prepare(self, network: Any) -> None:
         for block in network.transformer_blocks:

@@ -126,22 +126,19 @@ class Component:
         """Return the headers of its weight files. Raises CheckpointError."""
         return checkpoint.tensor_index(self.folder, self.stem)
 
-    def parameters(self) -> int | None:
-        """Return the number of its weights by the files' headers; None if files are missing."""
+    def known_tensors(self) -> dict[str, checkpoint.TensorInfo]:
+        """Return the same; none of files that are missing."""
         try:
-            return sum(math.prod(tensor.shape) for tensor in self.tensors().values())
+            return self.tensors()
         except CheckpointError:
-            return None
+            return {}
 
     def count_blocks(self) -> int:
         """Estimate its number of blocks by the largest one; 0 without weights."""
         sizes = Counter[str]()
-        try:
-            for name, tensor in self.tensors().items():
-                block = _BLOCK.match(name)
-                sizes[block[0] if block else ""] += math.prod(tensor.shape)
-        except CheckpointError:
-            return 0
+        for name, tensor in self.known_tensors().items():
+            block = _BLOCK.match(name)
+            sizes[block[0] if block else ""] += math.prod(tensor.shape)
         beside = sizes.pop("", 0)
         largest = max(sizes.values(), default=beside)
         return (beside + sizes.total()) // max(1, largest + beside // 2)

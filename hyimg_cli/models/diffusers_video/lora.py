@@ -76,7 +76,7 @@ def check_loras(job: Job, layout: CheckpointLayout) -> None:
 @lru_cache(maxsize=64)
 def _misfit_of(path: Path, _changed: int, part: Component, family: str) -> str:
     """Return why a file fits no layer; empty if it does, or if weights come later."""
-    if part.parameters() is None:
+    if not part.known_tensors():
         return ""
     try:
         _read_pairs(path, part, family)

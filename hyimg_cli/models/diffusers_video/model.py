@@ -109,7 +109,7 @@ class Denoiser(LatentDenoiser):
 class DiffusersVideo(SpreadModel):
     """A checkpoint whose networks and schedulers are the library's."""
 
-    is_tiled_by_default = True
+    is_tiled_by_default, start_encoder = True, StartEncoder
     # Whether sigmas are a straight line, not spaced by the scheduler's own rule.
     has_linear_sigmas: bool
     # None: noise is drawn in the transformer's.
@@ -136,11 +136,6 @@ class DiffusersVideo(SpreadModel):
 
     def prepare(self, network: Any) -> None:
         """Change a transformer that was just read to what the family runs."""
-
-    @cached_property
-    def pictures(self) -> StartEncoder:
-        place = self.place.in_float32() if self.card.has_float32_vae else self.place
-        return StartEncoder(self.layout, place, lambda: self.vae, is_tiled=self.choice.tiles_videos)
 
     @cached_property
     def networks(self) -> list[Any]:

@@ -144,10 +144,12 @@ def stored_networks(layout: CheckpointLayout) -> dict[str, Any]:
     """Return the weights of each component as fields of `Networks`."""
     parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
     stored = [(name, part.stored_bytes()) for name, part in parts]
-    counts = [(name, part.parameters()) for name, part in parts]
+    found = [(name, part.known_tensors().values()) for name, part in parts]
     return {
         "component_bytes": tuple((name, size) for name, size in stored if size is not None),
-        "component_parameters": tuple((name, n) for name, n in counts if n is not None),
+        "component_parameters": tuple(
+            (name, sum(math.prod(one.shape) for one in every)) for name, every in found if every
+        ),
         "encoder_blocks": min(
             (part.count_blocks() for name, part in parts if name.startswith("text_encoder")),
             default=0,

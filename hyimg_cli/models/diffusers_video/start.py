@@ -17,9 +17,10 @@ from hyimg_cli.errors import SourceImageError, installed_version
 from hyimg_cli.media.images import Pixels, SourceImage, read_image, stretch
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
+from hyimg_cli.models.diffusers_video.vaes import VideoVae
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent import PromptEmbedding
-from hyimg_cli.models.latent_video import LATENTS, TOKENS, ImageConditioning, VideoVae
+from hyimg_cli.models.latent_video import LATENTS, TOKENS, ImageConditioning
 from hyimg_cli.spec.job import Size, VideoJob
 
 _LIBRARIES = ("pillow", "torchvision")

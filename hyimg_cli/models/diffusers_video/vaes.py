@@ -5,6 +5,7 @@ layers would give a wrong picture without an error.
 """
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, T frame, H W pixels
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -14,12 +15,14 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
 from torch import Tensor
 
-from hyimg_cli.models.latent_video import VideoVae
 from hyimg_cli.spec.card import TileRule
+from hyimg_cli.tiling.decode import TiledVae
 
 
-class CausalVae(VideoVae):
-    """Common parts: the first latent frame gives one frame, every other `stride`."""
+class VideoVae(TiledVae):
+    """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder. The
+    first latent frame gives one frame, every other `stride`.
+    """
 
     def __init__(self, module: Any, tiling: TileRule, stride: int) -> None:
         self.module, self.tiling, self._stride = module, tiling, stride
@@ -28,6 +31,18 @@ class CausalVae(VideoVae):
     def tile_frames(self, latent_frames: int) -> int:
         """Frames decoded from `latent_frames`."""
         return (latent_frames - 1) * self._stride + 1
+
+    def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
+        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
+        yield self.decode_tile(latents_BCFYX)
+
+    @abstractmethod
+    def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
+        """A denoiser's latents in the VAE's scale and dtype, on its device."""
+
+    @abstractmethod
+    def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
+        """Frames in -1..1 as latents in the denoiser's scale."""
 
     @torch.no_grad()
     def most_likely(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
@@ -38,7 +53,7 @@ class CausalVae(VideoVae):
         return latents
 
 
-class HunyuanVae(CausalVae):
+class HunyuanVae(VideoVae):
     """AutoencoderKLHunyuanVideo15: one factor; decodes all frames of a tile at once.
 
     Its mid block sees all frames. Its mask is made by `causal_mask`: the same values without a
@@ -70,7 +85,7 @@ class HunyuanVae(CausalVae):
         return pixels_BCTHW
 
 
-class WanVae(CausalVae):
+class WanVae(VideoVae):
     """AutoencoderKLWan: mean and deviation per channel, frame by frame with a feature cache.
 
     Patches are joined at the end.

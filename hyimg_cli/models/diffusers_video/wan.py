@@ -5,7 +5,6 @@ Its forward reads nothing back and takes no mask; only the scheduler's step need
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 
 import torch
 import torch.nn.functional as fun
@@ -17,7 +16,6 @@ from hyimg_cli.models.diffusers_video.record import WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import load_weights
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs
 from hyimg_cli.spec.job import VideoJob
 
@@ -25,18 +23,10 @@ from hyimg_cli.spec.job import VideoJob
 class Wan(DiffusersVideo):
     """The family's checkpoint."""
 
+    prompt_encoder, vae_class = WanPrompts, WanVae
     has_linear_sigmas = False
     # Whatever the transformer's: the latents stay so to the end.
     noise_dtype = torch.float32
-
-    @cached_property
-    def prompts(self) -> WanPrompts:
-        return WanPrompts(self.layout, self.place)
-
-    @cached_property
-    def vae(self) -> WanVae:
-        """Return the VAE, in float32 with any transformer dtype, as in the authors' examples."""
-        return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
         """Put the picture itself in the first latent frame for the 5B model."""

@@ -1,7 +1,8 @@
 """A checkpoint folder's facts, from its JSON files and safetensors headers; no torch."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
@@ -18,6 +19,7 @@ from hyimg_cli.models.hunyuan_image3.config import (
     defaulted,
     generation_config,
 )
+from hyimg_cli.models.hunyuan_image3.split import expert_counts
 from hyimg_cli.spec.card import PICTURE_BYTES, Bucket, ModelCard, Routing, WeightCounts, Working
 from hyimg_cli.spec.job import Size
 
@@ -31,6 +33,7 @@ _SMALL_FILES = (
     "system_prompt.py",
 )
 _BF16_BYTES = 2
+_HALVES = "vae.encoder.", "vae.decoder."
 # Sizes that the Instruct models append whatever the base size is.
 _EXTRA_SIZES = (Size(1024, 768), Size(1280, 720), Size(768, 1024), Size(720, 1280))
 # Of a group of 16 rows (`kernels.experts`), at most.
@@ -64,7 +67,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         is_trained=extra.flag("trained", True),
         is_distilled=arch.cfg_distilled,
         buckets=_allowed(arch, extra),
-        pixels_per_cell=arch.vae_downsample_factor,
+        pixels_per_cell=arch.vae.ffactor_spatial,
         source_vit_tokens=arch.vision.max_num_patches,
         kv_bytes_per_token=2 * arch.num_key_value_heads * arch.head_dim * layers * _BF16_BYTES,
         weight_bytes=_weight_bytes(folder),
@@ -75,7 +78,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),
         weights=_weights(folder, arch),
-        routing=Routing(layers, arch.num_experts, max(arch.moe_topk)),
+        routing=Routing(layers, arch.num_experts, arch.moe_topk),
         vae_bytes_per_pixel=_vae_bytes(arch.vae),
         vae_chunk_bytes=VAE_CHUNK_BYTES,
         tile_pixels=arch.vae.sample_size,
@@ -123,7 +126,7 @@ def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
 
 def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
     """Return the sizes of the training; if the card has none, all that are whole cells."""
-    official, cell = official_buckets(arch), arch.vae_downsample_factor
+    official, cell = official_buckets(arch), arch.vae.ffactor_spatial
     whole = {b.ratio_index for b in official if not (b.size.height % cell or b.size.width % cell)}
     wanted = extra.counts("ratio_indices", tuple(sorted(whole)), least=0, most=len(official) - 1)
     if not whole.issuperset(wanted) or not wanted:
@@ -139,29 +142,20 @@ def _weight_bytes(folder: Path) -> int:
 
 def _weights(folder: Path, arch: Architecture) -> WeightCounts:
     """Count weights by kind, from the files' headers, or else as 16 bits from the index."""
-    per_layer = [arch.num_experts * inner for inner in arch.moe_intermediate_size]
-    experts = sum(3 * inner * arch.hidden_size for inner in per_layer)
-    rows = sum(2 * inner for inner in per_layer)
-    rows += arch.num_hidden_layers * arch.num_experts * arch.hidden_size
     try:
         sizes = {name: math.prod(info.shape) for name, info in stored_index(folder).items()}
     except CheckpointError:
-        every = _weight_bytes(folder) // _BF16_BYTES
-        halves = _vae_weights(arch.vae)
-        wide = arch.num_hidden_layers * arch.num_experts * arch.hidden_size + sum(halves)
-        return WeightCounts(experts, rows, wide, every - experts - wide, *halves)
-    return weight_counts(sizes, experts, rows)
+        return weight_counts(arch, _weight_bytes(folder) // _BF16_BYTES, *_vae_weights(arch.vae))
+    halves = [sum(n for name, n in sizes.items() if part in name) for part in _HALVES]
+    return weight_counts(arch, sum(sizes.values()), *halves)
 
 
-def weight_counts(sizes: Mapping[str, int], experts: int, expert_rows: int) -> WeightCounts:
-    """Weights by kind, of the sizes of tensors by name, those of experts among them."""
-    encoder, decoder, gates = (
-        sum(n for name, n in sizes.items() if part in name)
-        for part in ("vae.encoder.", "vae.decoder.", ".gate.wg.")
-    )
-    wide = encoder + decoder + gates
-    rest = sum(sizes.values()) - experts - wide
-    return WeightCounts(experts, expert_rows, wide, rest, encoder, decoder)
+def weight_counts(arch: Architecture, every: int, encoder: int, decoder: int) -> WeightCounts:
+    """Weights by kind, of the number of all, and of those of the VAE's halves."""
+    own = expert_counts(arch)
+    wide = own.wide + encoder + decoder
+    rest = every - own.experts - wide
+    return replace(own, wide=wide, rest=rest, encoder=encoder, decoder=decoder)
 
 
 def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
@@ -170,40 +164,32 @@ def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
     """
     steps, in_time = (int(math.log2(f)) for f in (vae.ffactor_spatial, vae.ffactor_temporal))
 
-    def half(widths: Sequence[int], blocks: int, is_matched: bool, of_step: list[float]) -> float:
-        width, count = widths[0], 0.0
-        for level, own in enumerate(widths):
-            count += width * own + (2 * blocks - 1) * own**2
-            count += (width != own) * width * own / 27
-            width = widths[level + 1] if is_matched and level < steps else own
-            count += own * width * of_step[level] if level < steps else 0
+    def half(widths: Sequence[int], blocks: int, of_step: list[float]) -> float:
+        count: float = sum(2 * blocks * width**2 for width in widths)
+        count += sum(a * b * n for a, b, n in zip(widths, widths[1:], of_step, strict=False))
         # Between the levels and the latents: two blocks of the widest, and an attention.
         return 27 * count + (27 + 1) * 4 * vae.block_out_channels[-1] ** 2
 
     blocks, widths = vae.layers_per_block, vae.block_out_channels
     grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; one down ends with as many
     shrunk = [1 / factor for factor in grown[::-1]]
-    down = half(widths, blocks, vae.downsample_match_channel, shrunk)
-    up = half(widths[::-1], blocks + 1, vae.upsample_match_channel, grown)
-    return round(down), round(up)
+    return round(half(widths, blocks, shrunk)), round(half(widths[::-1], blocks + 1, grown))
 
 
 def _vae_bytes(vae: VaeArchitecture) -> int:
     """Return the bytes per pixel that the VAE holds, in float32.
 
     A residual block holds its input and the output of its first convolution; the second one's
-    output is added to the input chunk by chunk. So there are two tensors of the widest level, and a
-    third, of a neighbour's, if blocks change the width. Also the picture before and after.
+    output is added to the input chunk by chunk. So there are two tensors of the widest level. Also
+    the picture before and after.
     """
     widths, steps = vae.block_out_channels, int(math.log2(vae.ffactor_spatial))
     # Levels from the finest on that keep all frames.
     in_full = steps - int(math.log2(vae.ffactor_temporal))
-    changes = not (vae.downsample_match_channel and vae.upsample_match_channel)
-    widest = 0.0
-    for level, width in enumerate(widths):
-        channels = 2 * width + (max(widths[max(0, level - 1) : level + 2]) if changes else 0)
-        frames = vae.ffactor_temporal / 2 ** max(0, level - in_full)
-        widest = max(widest, channels * frames / 4 ** min(level, steps))
+    widest = max(
+        2 * width * vae.ffactor_temporal / 2 ** max(0, level - in_full) / 4**level
+        for level, width in enumerate(widths)
+    )
     return math.ceil(widest * 4) + 2 * PICTURE_BYTES
 
 
@@ -214,13 +200,11 @@ def _activations(arch: Architecture) -> dict[str, Working]:
     stream; a CPU inputs, middles and outputs of all choices.
     """
     width, experts = arch.hidden_size, arch.num_experts
-    layers = list(zip(arch.moe_topk, arch.moe_intermediate_size, strict=True))
-    inner = max(arch.moe_intermediate_size)
-    around = 8 * width * _BF16_BYTES
-    dense = around + max(k * (width + 2 * i) for k, i in layers) * _BF16_BYTES
-    fp8 = around + max(k * (width + 2 * i * _BF16_BYTES) for k, i in layers)
+    chosen, inner, around = arch.moe_topk, arch.moe_intermediate_size, 8 * width * _BF16_BYTES
+    dense = around + chosen * (width + 2 * inner) * _BF16_BYTES
+    fp8 = around + chosen * (width + 2 * inner * _BF16_BYTES)
     return {
-        "cpu": Working(max(k * (2 * width + 3 * i) for k, i in layers) * _BF16_BYTES),
+        "cpu": Working(chosen * (2 * width + 3 * inner) * _BF16_BYTES),
         "none": Working(dense),
         # Every expert's rows are filled up to whole groups.
         "fp8": Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),

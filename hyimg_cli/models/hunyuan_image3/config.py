@@ -4,6 +4,7 @@ Keys that the released code never reads are ignored. A key whose other values ex
 unreleased code is refused, so that a checkpoint we would compute wrongly does not load.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ _ONLY_RELEASED: dict[str, Any] = {
     "use_mla": False,
     "use_qk_norm": True,
     "norm_topk_prob": True,
+    "use_mixed_mlp_moe": True,
     "routed_scaling_factor": False,
     "group_limited_greedy": False,
     "moe_layer_num_skipped": 0,
@@ -67,7 +69,6 @@ _IDLE = {"bos_token_id", "eos_token_id", "pad_token_id", "max_length"}
 _CONFIG_DEFAULTS: dict[str, Any] = {
     "cond_token_attn_type": "full",
     "model_version": "HunyuanImage-3.0-Instruct",
-    "num_shared_expert": 1,
 }
 # What null says of the sampling: that nothing is left out, or changed.
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
@@ -90,8 +91,6 @@ class VaeArchitecture:
     sample_size: int
     scaling_factor: float
     shift_factor: float | None = None
-    downsample_match_channel: bool = True
-    upsample_match_channel: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,17 +100,15 @@ class VisionArchitecture(VitShape):
     num_channels: int
     num_patches: int
     max_num_patches: int
-    resample: int
     rescale_factor: float
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
     vision_use_head: bool = True
-    aligner_depth: int = 2
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about the network's shape. Per-layer values are tuples of `num_hidden_layers`."""
+    """Everything about the network's shape; all layers are alike."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -119,18 +116,15 @@ class Architecture:
     num_key_value_heads: int
     head_dim: int
     num_experts: int
-    moe_topk: tuple[int, ...]
-    num_shared_expert: tuple[int, ...]
-    moe_intermediate_size: tuple[int, ...]
+    moe_topk: int
+    moe_intermediate_size: int
     max_position_embeddings: int
     vocab_size: int
     pad_token_id: int
-    vae_downsample_factor: int
     has_joint_source_span: bool
     is_base: bool
     vae: VaeArchitecture
     vision: VisionArchitecture
-    use_mixed_mlp_moe: bool = False
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     patch_embed_hidden_dim: int = 1024
@@ -176,29 +170,36 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     heads = own.count("num_attention_heads")
     experts = own.count("num_experts", most=max(1, _MOST_EXPERTS // layers))
     head_dim = own.count("head_dim", own.count("hidden_size") // heads)
-    down = own.counts("vae_downsample_factor", length=2)
-    if down[0] != down[1]:
-        raise own.fault("vae_downsample_factor", down, "two equal numbers")
+    _of_layers(own, "num_shared_expert", layers, 1, most=1)
     spans = own.text("cond_token_attn_type", _CONFIG_DEFAULTS["cond_token_attn_type"])
     if spans not in _SOURCE_SPANS:
         raise own.fault("cond_token_attn_type", spans, f"one of {', '.join(_SOURCE_SPANS)}")
     inner = "moe_intermediate_size" if own.has("moe_intermediate_size") else "intermediate_size"
+    vae = own.table("vae")
+    of_vae = ("downsample_match_channel", "upsample_match_channel")
+    refuse_unreleased(vae, dict.fromkeys(of_vae, True))
+    autoencoder = vae.facts(VaeArchitecture)
+    levels = len(autoencoder.block_out_channels)
+    if math.log2(autoencoder.ffactor_spatial) != levels - 1:
+        expected = f"a factor of 2 between each two of {levels} levels"
+        raise vae.fault("ffactor_spatial", autoencoder.ffactor_spatial, expected)
+    down = own.counts("vae_downsample_factor", length=2)
+    if set(down) != {autoencoder.ffactor_spatial}:
+        raise own.fault("vae_downsample_factor", down, "the VAE's ffactor_spatial, twice")
     version = own.text("model_version", _CONFIG_DEFAULTS["model_version"])
     return own.facts(
         Architecture,
         num_hidden_layers=layers,
         num_key_value_heads=own.count("num_key_value_heads", heads),
         head_dim=own.count("attention_head_dim", head_dim),
-        moe_topk=_per_layer(own, "moe_topk", layers, most=experts),
-        num_shared_expert=_per_layer(own, "num_shared_expert", layers, 1, least=0),
-        moe_intermediate_size=_per_layer(own, inner, layers),
+        moe_topk=_of_layers(own, "moe_topk", layers, most=experts),
+        moe_intermediate_size=_of_layers(own, inner, layers),
         pad_token_id=own.count("pad_token_id", own.count("pad_id", 0, least=0), least=0),
-        vae_downsample_factor=down[0],
         has_joint_source_span=_SOURCE_SPANS[spans],
         # A sixteenth of it is the step from one size to the next.
         image_base_size=own.count("image_base_size", Architecture.image_base_size, least=16),
         is_base=version == "HunyuanImage-3.0",
-        vae=own.table("vae").facts(VaeArchitecture),
+        vae=autoencoder,
         vision=_vision(own),
     )
 
@@ -253,7 +254,7 @@ def generation_config(
 def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that neither file has, and what is taken for them."""
     parts = [(Architecture, config), (VaeArchitecture, config.get("vae", {}))]
-    parts += [(VisionArchitecture, {**config.get("vit", {}), "aligner_depth": None})]
+    parts += [(VisionArchitecture, config.get("vit", {}))]
     absent = {
         field.name: field.default
         for cls, values in parts
@@ -264,29 +265,28 @@ def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[
     return absent | {k: v for k, v in _GENERATION_DEFAULTS.items() if k not in generation}
 
 
-def _per_layer(
-    own: Config,
-    name: str,
-    layers: int,
-    default: int | None = None,
-    **bounds: int,
-) -> tuple[int, ...]:
-    """A number of each layer: a list, or one for all."""
-    if isinstance(own.values.get(name), list):
-        return own.counts(name, None, layers, **bounds)
-    return (own.count(name, default, **bounds),) * layers
+def _of_layers(
+    own: Config, name: str, layers: int, default: int | None = None, **bounds: int
+) -> int:
+    """A number of all layers, given once or once for each: they are alike in every release."""
+    if not isinstance(own.values.get(name), list):
+        return own.count(name, default, **bounds)
+    every = own.counts(name, None, layers, **bounds)
+    if len(set(every)) > 1:
+        raise own.fault(name, [*every], "the same number for every layer")
+    return every[0]
 
 
 def _vision(own: Config) -> VisionArchitecture:
     processor, aligner = own.table("vit_processor"), own.table("vit_aligner")
-    refuse_unreleased(aligner, {"projector_type": "mlp_gelu"})
-    refuse_unreleased(processor, dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True))
+    refuse_unreleased(aligner, {"projector_type": "mlp_gelu", "depth": 2})
+    refuse_unreleased(own.table("vit"), {"hidden_act": "gelu_pytorch_tanh"})
+    # Pillow's number of bilinear.
+    known = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 2}
+    refuse_unreleased(processor, known)
     return own.table("vit").facts(
         VisionArchitecture,
         max_num_patches=processor.count("max_num_patches"),
-        aligner_depth=aligner.count("depth", 2),
-        # By Pillow's numbers: bilinear, bicubic.
-        resample=processor.count("resample", 2, least=2, most=3),
         rescale_factor=processor.number("rescale_factor", 1 / 255, above=0),
         image_mean=processor.numbers("image_mean", (0.5, 0.5, 0.5)),
         image_std=processor.numbers("image_std", (0.5, 0.5, 0.5)),

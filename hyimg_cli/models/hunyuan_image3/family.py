@@ -28,9 +28,8 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
     refuse_without_gpu,
 )
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
-from hyimg_cli.models.hunyuan_image3.script import Script
+from hyimg_cli.models.hunyuan_image3.record import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
@@ -42,7 +41,6 @@ from hyimg_cli.models.protocols import (
     Encoded,
     GeneratedText,
     LivePicture,
-    TextPrompt,
 )
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.parallel.ranks import RankPool
@@ -197,17 +195,6 @@ class HunyuanImage3(DecoderModel):
             notes=(note,) if note else (),
         )
 
-    def opening(self, job: ImageJob, sources: Sequence[Encoded]) -> TextPrompt | None:
-        opening = self.prompter.opening(job, shapes_of(sources))
-        if opening is None:
-            return None
-        room = self.prompter.text_budget(job, opening.stop) if job.writes_text else 0
-        # After the text: its closing tag and what opens the picture, up to the ratio token.
-        return TextPrompt(opening.ids, opening.stop + room + 8, opening.layout)
-
-    def script(self, job: ImageJob) -> Script:
-        return self.prompter.script(job)
-
     def text_budget(self, job: ImageJob, context: Context) -> int:
         return self.prompter.text_budget(job, len(context.ids))
 
@@ -242,20 +229,9 @@ class HunyuanImage3(DecoderModel):
         if stop > most:
             what = f"the sequence is longer than in training ({stop} positions, limit {most})"
             warnings.append(what)
-        branches = tuple(BranchSequence(ids, start, stop) for ids in rows)
+        branches = tuple(BranchSequence(ids, start, stop, layout) for ids in rows)
         notes = (note,) if note else ()
-        return Canvas(bucket, layout, branches, notes, tuple(warnings))
-
-    @torch.no_grad()
-    def prefill(
-        self,
-        layout: Layout,
-        ids: Sequence[int],
-        sources: Sequence[Encoded],
-        buffer: Buffer,
-        stop: int,
-    ) -> Tensor:
-        return self.network.prefill(layout, ids, _rows(sources), buffer, stop)
+        return Canvas(bucket, branches, notes, tuple(warnings))
 
     @property
     def branch_sets(self) -> int:
@@ -270,7 +246,7 @@ class HunyuanImage3(DecoderModel):
     ) -> None:
         self.network.prefill_branches(
             [
-                (layout, ids, _rows(sources), buffer, stop)
+                (layout, ids, [source.rows for source in sources], buffer, stop)
                 for layout, ids, sources, buffer, stop in prefills
             ]
         )
@@ -323,7 +299,3 @@ class HunyuanImage3(DecoderModel):
         generator = torch.Generator().manual_seed(seed)
         noise = sent(torch.randn(mean.shape, generator=generator), mean.device).to(mean.dtype)
         return vae.posterior_sample(mean, logvar, noise)
-
-
-def _rows(sources: Sequence[Encoded]) -> list[SourceRows]:
-    return [source.rows for source in sources]

@@ -74,9 +74,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         self.patch_embed = PatchEmbed(arch)
         self.final_layer = FinalLayer(arch)
         self.vision_model = VisionTower(arch.vision)
-        self.vision_aligner = VisionAligner(
-            arch.vision.hidden_size, width, arch.vision.aligner_depth
-        )
+        self.vision_aligner = VisionAligner(arch.vision.hidden_size, width)
         self.vae = Vae(arch.vae)
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
         # Another kind where other ranks hold parts of it.
@@ -375,13 +373,11 @@ class FinalLayer(nn.Module):
 
 
 class VisionAligner(nn.Module):
-    """ViT features to model width: linear layers with exact GELU in between."""
+    """ViT features to model width: two linear layers with exact GELU in between."""
 
-    def __init__(self, width_in: int, width: int, depth: int) -> None:
+    def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Linear(width_in, width)]
-        for _ in range(1, depth):
-            layers += [nn.GELU(), nn.Linear(width, width)]
+        layers = nn.Linear(width_in, width), nn.GELU(), nn.Linear(width, width)
         self.layers = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -51,27 +51,25 @@ class Moe(nn.Module):
 
     stacks: Stacks
 
-    def __init__(self, arch: Architecture, layer: int) -> None:
+    def __init__(self, arch: Architecture) -> None:
         super().__init__()
-        width, inner = arch.hidden_size, arch.moe_intermediate_size[layer]
-        self.gate = Router(width, arch.num_experts, arch.moe_topk[layer])
+        width, inner = arch.hidden_size, arch.moe_intermediate_size
+        self.gate = Router(width, arch.num_experts, arch.moe_topk)
         self.experts = nn.ModuleList(Mlp(width, inner) for _ in range(arch.num_experts))
-        self.shared_mlp = (
-            Mlp(width, inner * arch.num_shared_expert[layer]) if arch.use_mixed_mlp_moe else None
-        )
+        self.shared_mlp = Mlp(width, inner)
         # Chosen with the kernels of the layer's device, once the weights are in their places.
         self.compute: Experts | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
         flat_TM = x_TM.reshape(-1, x_TM.shape[-1])
         _, weight_TK, index_TK = self.gate(flat_TM)
-        shared_TM = None if self.shared_mlp is None else self.shared_mlp(flat_TM)
         compute = self.compute
         if compute is None:
             # No kernels were chosen, as in a network that is trained.
             gate_and_up, down = (torch.stack([m.weight for m in ms]) for ms in self._matrices())
             compute = partial(plain_experts, stacks=(gate_and_up, down))
-        return compute(RoutedTokens(flat_TM, weight_TK, index_TK, shared_TM)).view_as(x_TM)
+        tokens = RoutedTokens(flat_TM, weight_TK, index_TK, self.shared_mlp(flat_TM))
+        return compute(tokens).view_as(x_TM)
 
     @property
     def is_quantised(self) -> bool:

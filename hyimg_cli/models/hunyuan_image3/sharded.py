@@ -16,8 +16,7 @@ from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.parallel.tensor import Summed, Sums
 
 _MATRIX = re.compile(
-    r"model\.layers\.(?P<layer>\d+)\.(self_attn|mlp)\."
-    r"((experts\.\d+|(?P<shared>shared_mlp))\.)?"
+    r"model\.layers\.\d+\.(self_attn|mlp)\.((experts\.\d+|shared_mlp)\.)?"
     r"(?P<matrix>qkv_proj|o_proj|gate_and_up_proj|down_proj)\.weight"
 )
 
@@ -53,7 +52,6 @@ class Cuts:
 
     def __init__(self, arch: Architecture, share: Share) -> None:
         """For an architecture that passes `refuse_uneven`."""
-        self._arch, self._share = arch, share
         group, width, kv_heads = arch.heads_per_kv_head, arch.head_dim, arch.num_key_value_heads
         # This rank's kv heads, and which query heads of each.
         if kv_heads % share.count == 0:
@@ -64,29 +62,27 @@ class Cuts:
             kept, queries = slice(kv_head, kv_head + 1), Share(place, sharers).of_length(group)
         # Rows of the fused projection are ordered by kv head: its query heads, then k, then v.
         rows = torch.arange(kv_heads * (group + 2) * width).view(-1, group + 2, width)[kept]
-        self._rows = WeightCut(0, torch.cat([rows[:, queries], rows[:, group:]], dim=1).flatten())
         columns_KQD = torch.arange(kv_heads * group * width).view(kv_heads, group, width)
-        self._columns = WeightCut(1, columns_KQD[kept, queries].flatten())
         self.heads_KQ = columns_KQD[kept, queries].shape[:2]
+        # This rank's part of an expert's width: rows of `up` and the same of the gate, or the
+        # columns that they enter.
+        inner = torch.arange(arch.moe_intermediate_size)
+        inner = inner[share.of_length(len(inner))]
+        self._of = {
+            "qkv_proj": WeightCut(
+                0, torch.cat([rows[:, queries], rows[:, group:]], dim=1).flatten()
+            ),
+            "o_proj": WeightCut(1, columns_KQD[kept, queries].flatten()),
+            "gate_and_up_proj": WeightCut(
+                0, torch.cat([inner, inner + arch.moe_intermediate_size])
+            ),
+            "down_proj": WeightCut(1, inner),
+        }
 
     def of(self, name: str) -> WeightCut | None:
         """Return the cut of a tensor; None if it is whole on every rank that has it."""
         found = _MATRIX.fullmatch(name)
-        if found is None:
-            return None
-        if found["matrix"] == "qkv_proj":
-            return self._rows
-        if found["matrix"] == "o_proj":
-            return self._columns
-        layer = int(found["layer"])
-        inner = self._arch.moe_intermediate_size[layer]
-        inner *= self._arch.num_shared_expert[layer] if found["shared"] else 1
-        # This rank's part of an expert's width: rows of `up` and the same of the gate, or the
-        # columns that they enter.
-        kept = torch.arange(inner)[self._share.of_length(inner)]
-        if found["matrix"] == "gate_and_up_proj":
-            return WeightCut(0, torch.cat([kept, kept + inner]))
-        return WeightCut(1, kept)
+        return None if found is None else self._of[found["matrix"]]
 
 
 def shard(network: HunyuanImage3ForCausalMM, cuts: Cuts) -> None:

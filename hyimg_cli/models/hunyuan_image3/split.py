@@ -25,19 +25,21 @@ def heads_of_rank(arch: Architecture, ranks: int) -> tuple[int, int]:
     return 1, -(-group // (ranks // kv_heads))
 
 
+def expert_counts(arch: Architecture, ranks: int = 1) -> WeightCounts:
+    """Weights of a rank's experts, and of the routers, which every rank has whole."""
+    layers, hidden = arch.num_hidden_layers, arch.hidden_size
+    inner = arch.num_experts * arch.moe_intermediate_size // ranks
+    router = arch.num_experts * hidden
+    return WeightCounts(layers * 3 * inner * hidden, layers * (2 * inner + router), layers * router)
+
+
 def rank_bytes(
     counts: WeightCounts, arch: Architecture, ranks: int, *, dtype: str, quantization: str
 ) -> RankBytes:
     """Bytes of weights and of K/V on each rank, once loaded; see `WeightCounts.nbytes`."""
-    inner = [arch.num_experts * width // ranks for width in arch.moe_intermediate_size]
-    experts = WeightCounts(
-        experts=sum(3 * width * arch.hidden_size for width in inner),
-        expert_rows=sum(2 * width + arch.num_experts * arch.hidden_size for width in inner),
-        wide=arch.num_hidden_layers * arch.hidden_size * arch.num_experts,
-        # Every rank has the layers' norms whole.
-        rest=split_weights(arch, ranks)
-        + arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim),
-    )
+    # Every rank has the layers' norms whole.
+    norms = arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim)
+    experts = replace(expert_counts(arch, ranks), rest=split_weights(arch, ranks) + norms)
     saved = split_weights(arch, 1) - split_weights(arch, ranks)
     first = replace(experts, wide=counts.wide, rest=counts.rest - saved)
     return RankBytes(
@@ -51,11 +53,8 @@ def split_weights(arch: Architecture, ranks: int) -> int:
     """Return a rank's number of split weights: attention and shared experts."""
     kv_heads, query_heads = heads_of_rank(arch, ranks)
     attention = 2 * (query_heads + kv_heads) * arch.head_dim * arch.hidden_size
-    shared = 0
-    if arch.use_mixed_mlp_moe:
-        widths = zip(arch.moe_intermediate_size, arch.num_shared_expert, strict=True)
-        shared = sum(3 * inner * count for inner, count in widths) * arch.hidden_size // ranks
-    return arch.num_hidden_layers * attention + shared
+    shared = 3 * arch.moe_intermediate_size * arch.hidden_size // ranks
+    return arch.num_hidden_layers * (attention + shared)
 
 
 def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
@@ -69,11 +68,11 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
             hint=f"use {', '.join(possible)}" if possible else f"remove {FLAG}",
             code="usage.tensor-parallel",
         )
-    blocks = {width // ranks for width in arch.moe_intermediate_size}
-    if ranks > 1 and quantization == "nf4" and any(width % _NF4_BLOCK for width in blocks):
+    width = arch.moe_intermediate_size // ranks
+    if ranks > 1 and quantization == "nf4" and width % _NF4_BLOCK:
         raise UsageError(
             f"nf4 needs rows that are multiples of {_NF4_BLOCK} weights; each of {ranks} ranks "
-            f"would have {', '.join(map(str, sorted(blocks)))}",
+            f"would have {width}",
             where=FLAG,
             hint="use fewer ranks, or --quantization fp8",
             code="usage.tensor-parallel",
@@ -89,5 +88,5 @@ def _uneven(arch: Architecture, ranks: int) -> str:
     is_shared = ranks % kv_heads == 0 and ranks // kv_heads <= group
     if kv_heads % ranks and not is_shared:
         return f"{kv_heads} kv heads with {group} query heads each"
-    widths = sorted({width for width in arch.moe_intermediate_size if width % ranks})
-    return f"experts of width {', '.join(map(str, widths))}" if widths else ""
+    width = arch.moe_intermediate_size
+    return f"experts of width {width}" if width % ranks else ""

@@ -12,6 +12,7 @@ cells) · H W pixels.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -153,12 +154,9 @@ class Decoder(nn.Module):
 class Level(nn.Module):
     """Blocks at one width, then any step to the next level."""
 
-    def __init__(
-        self, width_in: int, width: int, blocks: int, step: Downsample | Upsample | None
-    ) -> None:
+    def __init__(self, width: int, blocks: int, step: Downsample | Upsample | None) -> None:
         super().__init__()
-        widths = (width_in, *[width] * (blocks - 1))
-        self.block = nn.ModuleList(ResnetBlock(own, width) for own in widths)
+        self.block = nn.ModuleList(ResnetBlock(width) for _ in range(blocks))
         self.downsample = step if isinstance(step, Downsample) else None
         self.upsample = step if isinstance(step, Upsample) else None
 
@@ -174,30 +172,26 @@ class MidBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.block_1 = ResnetBlock(width, width)
+        self.block_1 = ResnetBlock(width)
         self.attn_1 = SpatialAttention(width)
-        self.block_2 = ResnetBlock(width, width)
+        self.block_2 = ResnetBlock(width)
 
     def forward(self, h_BCTYX: Tensor) -> Tensor:
         return self.block_2(self.attn_1(self.block_1(h_BCTYX)))
 
 
 class ResnetBlock(nn.Module):
-    """Norm, swish, convolution, twice; a 1x1x1 shortcut only if the width changes."""
+    """Norm, swish, convolution, twice."""
 
-    def __init__(self, width_in: int, width: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm1 = _norm(width_in)
-        self.conv1 = FrameConv3d(width_in, width, 3)
+        self.norm1 = _norm(width)
+        self.conv1 = FrameConv3d(width, width, 3)
         self.norm2 = _norm(width)
         self.conv2 = FrameConv3d(width, width, 3)
-        if width_in != width:
-            self.nin_shortcut = FrameConv3d(width_in, width, 1)
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
         h_BCTYX = _convolved(x_BCTYX, self.norm1, self.conv1)
-        if hasattr(self, "nin_shortcut"):
-            x_BCTYX = self.nin_shortcut.chunks(x_BCTYX).joined(self.nin_shortcut)
         return _convolved(h_BCTYX, self.norm2, self.conv2, onto_BCTYX=x_BCTYX)
 
 
@@ -301,24 +295,14 @@ def _convolved(
 def _levels(architecture: VaeArchitecture, *, is_up: bool) -> list[Level]:
     """The encoder's levels, from the finest on, or the decoder's, to the finest."""
     widths = architecture.block_out_channels[:: -1 if is_up else 1]
-    steps = int(math.log2(architecture.ffactor_spatial))
-    in_time = int(math.log2(architecture.ffactor_temporal))
+    steps, in_time = len(widths) - 1, int(math.log2(architecture.ffactor_temporal))
     # Between the coarsest levels the number of frames changes, too.
     halved = range(in_time) if is_up else range(steps - in_time, steps)
     kind, blocks = (Upsample, 1) if is_up else (Downsample, 0)
     blocks += architecture.layers_per_block
-    is_matched = (
-        architecture.upsample_match_channel if is_up else architecture.downsample_match_channel
-    )
-    levels, width_in = [], widths[0]
-    for i, width in enumerate(widths):
-        step, width_out = None, width
-        if i < steps:
-            width_out = widths[i + 1] if is_matched else width
-            step = kind(width, width_out, frames=2 if i in halved else 1)
-        levels.append(Level(width_in, width, blocks, step))
-        width_in = width_out
-    return levels
+    pairs = enumerate(pairwise(widths))
+    moves = [kind(*pair, frames=2 if i in halved else 1) for i, pair in pairs]
+    return [Level(width, blocks, step) for width, step in zip(widths, (*moves, None), strict=True)]
 
 
 def _norm(width: int) -> nn.GroupNorm:

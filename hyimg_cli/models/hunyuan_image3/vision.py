@@ -13,14 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.errors import CheckpointError
 from hyimg_cli.kernels.transfer import sent
-from hyimg_cli.models.common.layers import ACTIVATIONS, VitEncoder, VitMlp
+from hyimg_cli.models.common.layers import VitEncoder, VitMlp
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.config import VisionArchitecture
-
-# By Pillow's numbers, as configurations name them.
-_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 
 
 @dataclass(frozen=True)
@@ -46,9 +42,6 @@ class VisionTower(nn.Module):
 
     def __init__(self, arch: VisionArchitecture) -> None:
         super().__init__()
-        if arch.hidden_act not in ACTIVATIONS:
-            what = f"vit hidden_act {arch.hidden_act!r} is not supported"
-            raise CheckpointError(what, code="checkpoint.config")
         self.embeddings = _Embeddings(arch)
         self.encoder = VitEncoder(arch)
         self.post_layernorm = nn.LayerNorm(arch.hidden_size, eps=arch.layer_norm_eps)
@@ -106,11 +99,11 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
     """Return patches of an RGB uint8 image [H, W, 3], resized to the patch limit."""
     side = arch.patch_size
     grid = _grid(pixels.shape[0], pixels.shape[1], arch)
-    size, mode = [grid.rows * side, grid.columns * side], _INTERPOLATIONS[arch.resample]
+    size = [grid.rows * side, grid.columns * side]
     image_CYX = torch.from_numpy(pixels).permute(2, 0, 1)
     if [*image_CYX.shape[1:]] != size:
         # In whole levels, rounded: a float would differ in the last bits.
-        image_CYX = F.interpolate(image_CYX[None], size=size, mode=mode, antialias=True)[0]
+        image_CYX = F.interpolate(image_CYX[None], size=size, mode="bilinear", antialias=True)[0]
     mean_C11, std_C11 = (
         (torch.tensor(levels) * (1.0 / arch.rescale_factor))[:, None, None]
         for levels in (arch.image_mean, arch.image_std)

@@ -43,13 +43,9 @@ class Vocabulary(ControlTokenizer):
         # Only the distilled checkpoints use these two; an older tokenizer may lack them.
         self.guidance = tokenizer.token_to_id("<guidance>")
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
+        distilled = (self.guidance, self.timestep_r)
+        self.control.update(id_ for id_ in distilled if id_ is not None)
         self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
-        images = (self.boi, self.eoi, self.img, self.timestep, self.joint_img_sep, self.img_size)
-        texts = (self.bos, self.eos, self.cfg, self.answer, self.end_answer)
-        distilled = (id_ for id_ in (self.guidance, self.timestep_r) if id_ is not None)
-        # They give a sequence its structure, whether the file marks them or not.
-        own = frozenset((*images, *texts, *distilled, *self.tags, *self.ratios))
-        self.control = own | self.special
         added = self.added.items()
         sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
         # Tokens that only start a picture.

@@ -16,7 +16,7 @@ from hyimg_cli.models.diffusers_video.encoders import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.start import StartEncoder, add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import check_weights, load_target, load_weights
+from hyimg_cli.models.diffusers_video.weights import check_weights, load_target
 from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.models.latent_video import LATENTS, ClipsModel, ImageConditioning, start_of
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
@@ -67,24 +67,11 @@ class LingBotStart(StartEncoder):
 class LingBotWorld(ClipsModel):
     """A checkpoint whose transformer is our own; text encoder and VAE are Wan's."""
 
+    prompt_encoder, start_encoder, vae_class = WanPrompts, LingBotStart, WanVae
+
     @property
     def shape(self) -> NetworkShape:
         return network_shape(self.layout)
-
-    @cached_property
-    def prompts(self) -> WanPrompts:
-        prompts = WanPrompts(self.layout, self.place)
-        prompts.max_tokens = self.shape.text_len
-        return prompts
-
-    @cached_property
-    def pictures(self) -> LingBotStart:
-        place = self.place.in_float32()
-        return LingBotStart(self.layout, place, lambda: self.vae, is_tiled=False)
-
-    @cached_property
-    def vae(self) -> WanVae:
-        return WanVae(load_weights(self.layout.components["vae"], self.place.in_float32()))
 
     @cached_property
     def networks(self) -> list[LingBotNetwork]:

@@ -129,10 +129,9 @@ class BranchBuilder:
             started.append(self._started(own, prefixes, buffer))
         self.clock.enter("prefill")
         lacking = [one.own.live_start - one.buffer.length for one in started]
-        layouts = [self.canvas.layout_of(own) for own in sequences]
         prefills = [
-            (layout, one.own.ids, self.sources, one.buffer, one.own.live_start)
-            for layout, one in zip(layouts, started, strict=True)
+            (one.own.layout, one.own.ids, self.sources, one.buffer, one.own.live_start)
+            for one in started
         ]
         self.model.prefill_branches(prefills)
         is_exact = self.prefixes is not None and self.model.layer_devices[0].type == "cpu"
@@ -157,13 +156,13 @@ class BranchBuilder:
         return is_any
 
     def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
-        model, layout = self.model, self.canvas.layout_of(own)
+        model = self.model
         self.clock.enter("kv_handoff")
         started = self._started(own, self.prefixes)
         self.clock.enter("prefill")
         before = model.rows_seen
         if started.buffer.length < own.live_start:
-            model.prefill(layout, own.ids, self.sources, started.buffer, own.live_start)
+            model.prefill(own.layout, own.ids, self.sources, started.buffer, own.live_start)
         if self.prefixes is not None:
             prefix = own.ids[: own.live_start]
             self._known.append(PrefixSource(prefix, started.buffer, is_ar_stage=False))
@@ -173,7 +172,7 @@ class BranchBuilder:
         own = one.own
         if one.prefixes is not None and one.reused == 0:
             one.prefixes.keep(self._shareable(own), one.buffer)
-        branch = self.model.branch(self.canvas.layout_of(own), one.buffer)
+        branch = self.model.branch(own.layout, one.buffer)
         per_step = own.live_stop - own.live_start
         return branch, BranchTokens(one.reused, one.shared, computed, per_step)
 
@@ -204,7 +203,7 @@ class BranchBuilder:
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """The prefix but its last token, as segments."""
         stop = own.live_start - 1
-        return self.model.segments(self.canvas.layout_of(own), own.ids, self.sources, stop)
+        return self.model.segments(own.layout, own.ids, self.sources, stop)
 
 
 def reuse_of(

@@ -22,6 +22,7 @@ from hyimg_cli.models.diffusers_video.encoders import (
     HunyuanPrompts,
 )
 from hyimg_cli.models.diffusers_video.layout import read_layout
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent import PromptEmbedding
 from tiny_films.captions import partial_prompt, random_prompt, unknown_prompt
@@ -36,7 +37,7 @@ class PromptEncoder:
     """The encoders of a checkpoint folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._prompts = HunyuanPrompts(read_layout(folder), PLACE)
+        self._prompts = HunyuanPrompts(read_layout(folder), PLACE, HUNYUAN_MAX_TOKENS)
 
     @torch.no_grad()
     def encode(self, text: str) -> PromptEmbedding:

@@ -10,7 +10,7 @@ import pytest
 from measure.bench import faults
 
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench import harness
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
 from hyimg_cli.measure.bench.verdict import Findings
 from hyimg_cli.models import registry
@@ -49,14 +49,14 @@ def bench_in(folder: Path, loaded: Any, small: Scenario, patch: pytest.MonkeyPat
     def carried_out(scenario: Scenario = small, lines: str = ONE_EDIT) -> Findings:
         manifest = folder / "jobs.jsonl"
         manifest.write_text(lines)
-        return compare(
+        return harness.Bench(
             scenario,
             read_manifest(manifest),
             {"device": "cpu"},
             folder=folder / "out",
             metrics=tuple(PIXEL_METRICS.values()),
             tell=lambda text: None,
-        )
+        ).run()
 
     return carried_out
 

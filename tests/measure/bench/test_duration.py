@@ -14,7 +14,7 @@ from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench import record
 from hyimg_cli.measure.bench.duration import RunTime, TimeLeft, of_bench, of_plan
-from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.harness import Bench
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario, read_scenario
 from hyimg_cli.models import registry
@@ -94,7 +94,7 @@ def test_a_second_bench_takes_about_as_long_as_it_says(
 
     def compared(*earlier: dict[str, Any]) -> dict[str, Any]:
         said.clear()
-        found = compare(
+        found = Bench(
             replace(small, repeats=1),
             manifest,
             {"device": "cpu"},
@@ -102,7 +102,7 @@ def test_a_second_bench_takes_about_as_long_as_it_says(
             metrics=tuple(PIXEL_METRICS.values()),
             tell=lambda text: said.append((time.perf_counter(), text)),
             earlier=earlier,
-        )
+        ).run()
         return record.write(found, command="", lpips="", flags={"device": "cpu"})
 
     entry = compared()

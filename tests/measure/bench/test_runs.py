@@ -11,7 +11,7 @@ from measure.bench.conftest import ONE_EDIT
 
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
-from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.harness import Bench
 from hyimg_cli.measure.bench.runs import Lifetime, RunResult, runs_of, shared_models
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
 from hyimg_cli.measure.bench.verdict import Findings
@@ -127,14 +127,14 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     (tmp_path / "jobs.jsonl").write_text(
         '{"task": "t2v", "prompt": "a dog", "size": "32x32", "num_frames": 5, "seed": 1, "n": 2}\n'
     )
-    found = compare(
+    found = Bench(
         replace(scenario, steps=(2,), main_steps=2, repeats=2),
         read_manifest(tmp_path / "jobs.jsonl"),
         {"device": "cpu", "video_model": "tiny-video", "batch_invariant": False},
         folder=tmp_path / "out",
         metrics=tuple(PIXEL_METRICS.values()),
         tell=lambda text: None,
-    )
+    ).run()
     assert found.verdict.name == "identical"
     rows = {row.name: row for row in found.rows}
     pair = rows["cached vs embedded each time, 2 steps"]

@@ -46,7 +46,7 @@ def plain_latents(model: Any, job: Any, canvas: Any, sources: list[Any]) -> tupl
     for step in track.schedule.steps():
         found = []
         for own in canvas.branches:
-            layout, buffer = canvas.layout, model.new_buffer(own.live_stop)
+            layout, buffer = own.layout, model.new_buffer(own.live_stop)
             encoded = [one.rows for one in sources]
             prefill = (layout, own.ids, encoded, buffer, own.live_start)
             prefix_TM, rope_2TD, seen = network._entering(prefill)
@@ -80,8 +80,8 @@ def test_it_equals_a_plain_twin_in_latents_and_in_counted_rows(
     branches, buffers = [], []
     for own in canvas.branches:
         buffer = model.new_buffer(own.live_stop)
-        model.prefill(canvas.layout, own.ids, sources, buffer, own.live_start)
-        branches.append(model.branch(canvas.layout, buffer))
+        model.prefill(own.layout, own.ids, sources, buffer, own.live_start)
+        branches.append(model.branch(own.layout, buffer))
         buffers.append(ref(buffer))
         del buffer
     drawing = Drawing(model.track(job, canvas, 2), None)

@@ -15,8 +15,7 @@ from hyimg_cli.engine.eta import Eta, Rates
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.models.diffusers_image import longcat
-from hyimg_cli.models.diffusers_image.conditions import OF_PICTURES, OF_TEXTS
-from hyimg_cli.models.diffusers_image.record import read_layout
+from hyimg_cli.models.diffusers_image.record import OF_PICTURES, OF_TEXTS, read_layout
 from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, Offload, _blocks, load_weights
 from hyimg_cli.settings.config import settle

@@ -15,7 +15,7 @@ from PIL import Image
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.budget import PIXEL_METRICS
-from hyimg_cli.measure.bench.harness import compare
+from hyimg_cli.measure.bench.harness import Bench
 from hyimg_cli.measure.bench.scenario import read_scenario
 from hyimg_cli.models.diffusers_image import prefix
 
@@ -216,14 +216,14 @@ def test_a_bench_finds_a_key_that_forgets_its_picture(
 
     def verdict_of(name: str) -> str:
         scenario = replace(read_scenario(name), steps=(1,), main_steps=1, repeats=1)
-        found = compare(
+        found = Bench(
             scenario,
             manifest,
             {"model": str(checkpoint(kind)), "device": "cpu"},
             folder=tmp_path / "bench",
             metrics=tuple(PIXEL_METRICS.values()),
             tell=lambda _: None,
-        )
+        ).run()
         first, *_ = found.comparisons[0].timed[0].a[0].outcomes
         assert first.kv_reuse
         assert [one.shared for one in first.kv_reuse.branches] == [0]

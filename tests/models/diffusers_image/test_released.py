@@ -18,9 +18,8 @@ from hyimg_cli.doctor.models import image_checkpoint
 from hyimg_cli.errors import MachineError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image import model as loaded
-from hyimg_cli.models.diffusers_image.licence import licence_of
 from hyimg_cli.models.diffusers_image.record import read_layout
-from hyimg_cli.models.diffusers_image.table import KINDS
+from hyimg_cli.models.diffusers_image.table import KINDS, licence_of
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 
 FACTS = json.loads((Path(__file__).parent / "released.json").read_text())

@@ -15,6 +15,7 @@ from hyimg_cli.models.diffusers_video import encoders, layout
 from hyimg_cli.models.diffusers_video.encoders import HunyuanPrompts, WanPrompts
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS, WAN_MAX_TOKENS
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
@@ -25,8 +26,9 @@ QUOTED = 'a sign that says "HELLO" and "BYE"'
 
 def encoder(folder: Path, dtype: torch.dtype = torch.float32) -> HunyuanPrompts | WanPrompts:
     layout = read_layout(folder)
-    made = HunyuanPrompts if "text_encoder_2" in layout.components else WanPrompts
-    return made(layout, LoadTarget(CPU, dtype))
+    if "text_encoder_2" in layout.components:
+        return HunyuanPrompts(layout, LoadTarget(CPU, dtype), HUNYUAN_MAX_TOKENS)
+    return WanPrompts(layout, LoadTarget(CPU, dtype), WAN_MAX_TOKENS)
 
 
 @pytest.mark.parametrize("text", [QUOTED, "a red ball", "", "ein Bär “läuft”", "'single'"])

@@ -13,7 +13,7 @@ from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3 import system_prompt
-from hyimg_cli.models.hunyuan_image3.prompter import Prompter
+from hyimg_cli.models.hunyuan_image3.record import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -120,10 +120,7 @@ def test_the_longest_prompt_that_passes_is_the_longest_that_can_be_built(
 
 
 def _build(prompter: Prompter, job: ImageJob, shapes: Sequence[SourceShape]) -> None:
-    opening = prompter.opening(job, shapes)
-    if job.writes_text:
-        assert opening is not None
-        prompter.text_budget(job, opening.stop)
+    prompter.opening(job, shapes)
     prompter.picture(job, shapes, [] if job.writes_text else None, prompter.card.buckets[0])
 
 

@@ -31,12 +31,9 @@ SMALL = VaeArchitecture(
     ffactor_spatial=4,
     ffactor_temporal=2,
     sample_size=32,
-    downsample_match_channel=True,
-    upsample_match_channel=True,
     scaling_factor=0.5,
     shift_factor=0.25,
 )
-UNMATCHED = replace(SMALL, downsample_match_channel=False, upsample_match_channel=False)
 # Mathematics is shown by float64; float32 is what pictures are drawn in.
 CLOSE = {
     torch.float64: {"atol": 1e-11, "rtol": 1e-11},
@@ -81,14 +78,11 @@ def seeded(make: Callable[[], Any], dtype: torch.dtype = torch.float64) -> Any:
 
 
 @pytest.mark.parametrize("frames", [1, 4])
-@pytest.mark.parametrize("widths", [(32, 32), (32, 64)])
-def test_a_block_in_bands_of_any_height(
-    widths: tuple[int, int], frames: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block = seeded(lambda: ResnetBlock(*widths))
+def test_a_block_in_bands_of_any_height(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = seeded(lambda: ResnetBlock(32))
     made = heights(monkeypatch)
     for rows, nbytes in product((1, 2, 7, 12), (1, 30_000, 60_000, 200_000)):
-        x_BCTYX = 3 + 2 * torch.randn(2, widths[0], frames, rows, 5, dtype=torch.float64)
+        x_BCTYX = 3 + 2 * torch.randn(2, 32, frames, rows, 5, dtype=torch.float64)
         expected = whole(block, x_BCTYX)
         with chunks_of(nbytes):
             torch.testing.assert_close(block(x_BCTYX), expected, **CLOSE[torch.float64])
@@ -112,9 +106,9 @@ def test_steps_between_levels(make: Any, frames: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("arch", "frames"), [(SMALL, 1), (SMALL, 2), (SMALL, 4), (UNMATCHED, 2)])
-def test_a_whole_vae(arch: VaeArchitecture, frames: int, dtype: torch.dtype) -> None:
-    vae = seeded(lambda: Vae(replace(arch, ffactor_temporal=frames)), dtype)
+@pytest.mark.parametrize("frames", [1, 2, 4])
+def test_a_whole_vae(frames: int, dtype: torch.dtype) -> None:
+    vae = seeded(lambda: Vae(replace(SMALL, ffactor_temporal=frames)), dtype)
     pixels, latents = torch.rand(2, 3, 20, 12, dtype=dtype) * 2 - 1, torch.randn(2, 8, 5, 3)
     moments, drawn = whole(vae.encode_moments, pixels), whole(vae.decode, latents.to(dtype))
     for nbytes in (1, 100_000, 300_000):

@@ -29,8 +29,6 @@ SMALL = VaeArchitecture(
     ffactor_spatial=4,
     ffactor_temporal=2,
     sample_size=32,
-    downsample_match_channel=True,
-    upsample_match_channel=True,
     scaling_factor=0.5,
     shift_factor=0.25,
 )

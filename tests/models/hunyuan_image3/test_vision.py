@@ -23,7 +23,6 @@ ARCH = VisionArchitecture(
     patch_size=8,
     num_patches=25,
     max_num_patches=30,
-    resample=2,
     rescale_factor=1 / 255,
     image_mean=(0.5, 0.5, 0.5),
     image_std=(0.5, 0.5, 0.5),
@@ -33,20 +32,15 @@ SIZES = ((64, 64), (30, 200), (200, 30), (5, 7), (301, 299), (1, 900), (40, 48))
 
 def theirs(arch: VisionArchitecture) -> Any:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    names += ("num_channels", "patch_size", "num_patches", "hidden_act", "layer_norm_eps")
+    names += ("num_channels", "patch_size", "num_patches", "layer_norm_eps")
     facts = {name: getattr(arch, name) for name in (*names, "vision_use_head")}
     return Siglip2VisionModel(Siglip2VisionConfig(**facts)).eval()
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("resample", [2, 3])
-def test_an_image_is_cut_as_theirs(size: tuple[int, int], resample: int) -> None:
+def test_an_image_is_cut_as_theirs(size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
-    uneven: dict[str, Any] = {
-        "image_mean": (0.4, 0.5, 0.6),
-        "image_std": (0.2, 0.3, 0.5),
-        "resample": resample,
-    }
+    uneven: dict[str, Any] = {"image_mean": (0.4, 0.5, 0.6), "image_std": (0.2, 0.3, 0.5)}
     arch = replace(ARCH, **uneven)
     found = vision_inputs(pixels, arch)
     options = {k: list(v) if isinstance(v, tuple) else v for k, v in uneven.items()}
@@ -75,9 +69,40 @@ def test_features_are_theirs(size: tuple[int, int], dtype: torch.dtype) -> None:
         assert torch.equal(vision_features(tower, inputs), expected)
 
 
-@pytest.mark.parametrize("option", [("do_resize", False), ("resample", 0)])
+@pytest.mark.parametrize("option", [("do_resize", False), ("resample", 3)])
 def test_another_processor_is_refused(option: tuple[str, Any]) -> None:
     config = json.loads((registry.resolve_model(registry.EMBEDDED) / "config.json").read_text())
     config["vit_processor"] |= {option[0]: option[1]}
     with pytest.raises(CheckpointError, match=f"vit_processor.{option[0]}"):
         architecture(config)
+
+
+@pytest.mark.parametrize(
+    ("part", "option"),
+    [
+        ("vit", {"hidden_act": "gelu"}),
+        ("vae", {"upsample_match_channel": False}),
+        ("vae", {"ffactor_spatial": 8}),
+        ("vit_aligner", {"depth": 3}),
+    ],
+)
+def test_a_part_that_was_never_released_is_refused(part: str, option: dict[str, Any]) -> None:
+    config = json.loads((registry.resolve_model(registry.EMBEDDED) / "config.json").read_text())
+    config[part] |= option
+    with pytest.raises(CheckpointError, match=f"{part}.{min(option)}"):
+        architecture(config)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"moe_topk": [1, 2, 2, 2]},
+        {"num_shared_expert": 2},
+        {"use_mixed_mlp_moe": False},
+        {"vae_downsample_factor": [16, 8]},
+    ],
+)
+def test_layers_that_differ_are_refused(option: dict[str, Any]) -> None:
+    config = json.loads((registry.resolve_model(registry.EMBEDDED) / "config.json").read_text())
+    with pytest.raises(CheckpointError, match=min(option)):
+        architecture(config | option)
