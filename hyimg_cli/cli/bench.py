@@ -64,10 +64,10 @@ def bench(
         Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
     ] = None,
     draft_steps: Annotated[
-        str, typer.Option("--draft-steps", help="Step counts of drafts, for example 6,8,10.")
+        str, typer.Option("--draft-steps", help="Step counts to try for drafts.")
     ] = "6,8,10",
     candidates: Annotated[
-        int, typer.Option("--candidates", min=2, help="Candidates of each line for drafts.")
+        int, typer.Option("--candidates", min=2, help="Candidates per line, to compare drafts.")
     ] = 8,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,

@@ -36,7 +36,7 @@ _KEYS = _option(
 )
 _WAITING = _number(
     "--max-waiting",
-    "Maximum waiting pictures of single requests, shared equally by the keys; more get 429.",
+    "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
     min=1,
     max=10_000,
 )

@@ -73,7 +73,7 @@ def find_pairs(
             raise _fault("file or folder not found", path, slug="missing")
     pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
-        hint = "to leave them out, add --allow-unpaired"
+        hint = "to skip them, add --allow-unpaired"
         raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
     if not pairing.pairs:
         raise _fault("nothing to compare", a, slug="nothing")
@@ -227,7 +227,9 @@ def _pair(line: str, folder: Path) -> Pair:
     paths = [folder / entry[side] for side in ("a", "b")]
     absent = [str(path) for path in paths if not os.path.exists(path)]
     if absent:
-        raise UsageError(f"file not found: {', '.join(absent)}", hint="relative to the manifest")
+        raise UsageError(
+            f"file not found: {', '.join(absent)}", hint="paths are relative to the manifest"
+        )
     return Pair(entry.get("name") or entry["b"], *paths)
 
 

@@ -341,7 +341,9 @@ class BatchConfig:
     prefix_cache_mb: Megabytes = _run_of_pictures(
         4096, "Memory for the K/V of shared prefixes, in MB."
     )
-    prefix_cache_host_mb: Megabytes = _run_of_pictures(0, "Main memory for more of them, in MB.")
+    prefix_cache_host_mb: Megabytes = _run_of_pictures(
+        0, "Main memory for further prefixes, in MB."
+    )
     clips: Together = _video(
         1,
         "Denoise this many clips together, in models that follow a camera. Rounding differs.",
@@ -357,7 +359,7 @@ class BatchConfig:
     )
     prefetches_sources: bool | None = None
     memory_gb: Annotated[float, Interval(gt=0, le=10**5)] | None = o.option(
-        None, "Memory to plan for, in GB, if not this machine's.", only="pictures"
+        None, "Memory to plan for, in GB. Default: this machine's.", only="pictures"
     )
     gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] | None = _model(
         None,
@@ -514,21 +516,21 @@ class CandidatesConfig:
         None, "OpenAI-compatible endpoint of the judge. Its key is read from HYIMG_JUDGE_KEY."
     )
     rubric: Annotated[str, FOLDER] | None = _scored(
-        None, "File with the judge's instructions. Default: the one that ships."
+        None, "File with the judge's instructions. Default: hyimg's own."
     )
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
         1, "Candidates to pick from each line.", flags=("--pick", "--keep")
     )
     least: Annotated[tuple[str, ...], NAMES] = _candidates(
-        (), "Lowest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
+        (), "Minimum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
     )
     most: Annotated[tuple[str, ...], NAMES] = _candidates(
-        (), "Highest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
+        (), "Maximum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
     )
     rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
-        1, "Rounds of draws: each later one draws n more for lines without an accepted candidate."
+        1, "Maximum rounds: each later one draws n more for lines without an accepted candidate."
     )
-    audit: str | None = _candidates(None, "Scorer that never chooses. Its means are reported.")
+    audit: str | None = _candidates(None, "Report the means of this scorer, but never pick by it.")
 
     @property
     def is_on(self) -> bool:

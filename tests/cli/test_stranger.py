@@ -200,7 +200,7 @@ def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" is there twice'),
+        ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" appears twice'),
         (
             json.dumps({"prompt": "x"} | {f"seed{n}": n for n in range(20_000)}),
             "19,980 more keys are not fields",
@@ -559,7 +559,7 @@ def test_a_file_chooses_no_folder_even_where_its_run_says_one(
     ran = run_cli("replay", file, "--allow-changed")
     assert ran.code == 2
     assert "error[replay.model]: only the name of the model's folder is recorded" in ran.err
-    assert "hint: give the folder with --model; its run had " in ran.err
+    assert "hint: give the folder with --model; its run used " in ran.err
 
 
 def test_a_file_has_no_model_fetched(
