@@ -74,7 +74,7 @@ def bench(
 ) -> None:
     """Compare engine variants: time by phase, picture distance, and a verdict.
 
-    Exit code 0: the pictures agree and the time difference is explained; 1: they do not.
+    Exit code 0: the pictures agree and the time difference is explained. Exit code 1: otherwise.
     """
     from hyimg_cli.measure.bench import baseline as earlier_bench
 

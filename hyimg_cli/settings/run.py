@@ -415,8 +415,8 @@ class OutputConfig:
     )
     checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _latents(
         10,
-        "Save latents every K denoise steps to resume a killed job from; 0 saves only the "
-        "last ones, until the file is written.",
+        "Save latents every K denoise steps, to resume a killed job; 0 saves only the final "
+        "ones, until the file is written.",
         panel=o.RUN,
     )
     report: bool = _run(True, "Write report.html, a page with all jobs.")
@@ -551,7 +551,7 @@ class FailurePolicy:
         20, "Stop after this many errors in a row, not counting unreadable sources; 0 never stops."
     )
     max_retries: Annotated[int, Interval(ge=0, le=100)] = _run(
-        0, "Retry a job this often after a failure that may be temporary."
+        0, "Retry a job up to this many times after a failure that may be temporary."
     )
     skip_invalid: bool = _run(
         False, "Run the valid lines and record the others as failed.", flags=("--skip-invalid",)
