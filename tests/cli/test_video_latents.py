@@ -257,7 +257,7 @@ def test_last_latents_that_are_not_the_jobs_are_left_aside_with_a_word(
         kept.write_bytes(kept.read_bytes()[:-1])
     line = generate("out", "--retry-failed").json_lines[0]
     assert (line["denoise_steps"], line["outputs"]) == (5, [undisturbed])
-    word = "damaged latents" if damage == "cut" else "latents of another job"
+    word = "ignored damaged latents" if damage == "cut" else "ignored saved latents of another job"
     assert [note for note in line["warnings"] if note.startswith(word)]
     assert not kept.exists()
 

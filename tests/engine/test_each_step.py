@@ -335,7 +335,7 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
         "not enough memory to start together with other jobs; started after them" in notes
         or room > 3
     )
-    assert "behind them" in notes
+    assert "decoded after them" in notes
 
 
 def test_a_fault_of_one_is_its_own(

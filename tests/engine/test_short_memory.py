@@ -176,7 +176,7 @@ def test_a_decode_waits_for_the_memory_of_others(
     monkeypatch.setattr(family, "decode_latents", full)
     ends = _run(jobs, studio_of(family), 3, draw_size=2)
     assert _pixels(ends) == expected
-    noted = [name for name, end in ends.items() if "behind them" in str(end.warnings)]  # type: ignore[union-attr]
+    noted = [name for name, end in ends.items() if "decoded after them" in str(end.warnings)]  # type: ignore[union-attr]
     assert noted == ["0", "1"]
 
 
