@@ -126,7 +126,8 @@ def _some(names: Sequence[str]) -> str:
 def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
     if os.path.isdir(a) != os.path.isdir(b):
         folder, file = (a, b) if a.is_dir() else (b, a)
-        raise _fault("one is a folder and the other a file", folder, f"the file is {file}")
+        hint = f"give two folders or two files; {file} is a file"
+        raise _fault("one is a folder and the other a file", folder, hint)
     if not a.is_dir() or as_video:
         name = a.name if a.name == b.name else f"{a.name}, {b.name}"
         return Pairing((_of_one_kind(Pair(name, a, b)),))
@@ -142,7 +143,8 @@ def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
 
 def _of_one_kind(pair: Pair) -> Pair:
     if is_video(pair.a) != is_video(pair.b):
-        raise _fault("one is a video and the other a picture", pair.a, f"the other is {pair.b}")
+        hint = f"give two of one kind; the other is {pair.b}"
+        raise _fault("one is a video and the other a picture", pair.a, hint)
     return pair
 
 

@@ -139,7 +139,7 @@ _PATH = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|{FOREIGN_PATTERN})[^\x00]+"
 _PICTURE = pattern_kind(
     _PATH,
     "is not a path on this machine",
-    "write the path with forward slashes; ~ is not expanded; save a picture from the web first",
+    "write the path with forward slashes; ~ is not expanded; save pictures from the web first",
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
 _BOX_OR_MASK = pattern_kind(rf"{_BOX}|(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT)

@@ -216,7 +216,7 @@ def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
         ("[" * 100_000, "nested too deeply"),
         ('{"prompt": "x", "seed": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
         (json.dumps(JOB | {"images": ["file:///a.png"]}), "is not a path"),
-        (json.dumps(JOB | {"images": ["HTTP://example.org/a.png"]}), "save a picture from the web first"),
+        (json.dumps(JOB | {"images": ["HTTP://example.org/a.png"]}), "save pictures from the web"),
         (json.dumps(JOB | {"model": "m" * 256}), "checkpoint folder not found: mmm"),
         (json.dumps(JOB | {"model": "m/" * 3000}), "checkpoint folder not found: m/m"),
         (json.dumps(JOB | {"model": "~nouser/x"}), "checkpoint folder not found: ~nouser/x"),
