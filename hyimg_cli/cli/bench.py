@@ -64,17 +64,17 @@ def bench(
         Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
     ] = None,
     draft_steps: Annotated[
-        str, typer.Option("--draft-steps", help="Step counts of drafts, for example 6,8,10.")
+        str, typer.Option("--draft-steps", help="Step counts to try for drafts.")
     ] = "6,8,10",
     candidates: Annotated[
-        int, typer.Option("--candidates", min=2, help="Candidates of each line for drafts.")
+        int, typer.Option("--candidates", min=2, help="Candidates per line, to compare drafts.")
     ] = 8,
     as_json: o.AsJson = False,
     quiet: o.Quiet = False,
 ) -> None:
     """Compare engine variants: time by phase, picture distance, and a verdict.
 
-    Exit code 0: the pictures agree and the time difference is explained; 1: they do not.
+    Exit code 0: the pictures agree and the time difference is explained. Exit code 1: otherwise.
     """
     from hyimg_cli.measure.bench import baseline as earlier_bench
 

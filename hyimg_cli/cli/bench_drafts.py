@@ -24,8 +24,8 @@ def bench_drafts(
         what = f"--draft-steps {counts!r} is not a list of whole numbers"
         raise UsageError(what, hint="for example --draft-steps 6,8,10")
     if not given["manifest"]:
-        hint = "--manifest jobs.jsonl: a few dozen jobs such as yours"
-        raise UsageError("drafts are compared on jobs of your own", hint=hint)
+        hint = "give a few dozen typical jobs: --manifest jobs.jsonl"
+        raise UsageError("drafts can only be compared on your own jobs", hint=hint)
     settings = o.settings_of(flags) | {"n": Setting("n", candidates, "flag")}
     folder = given["output_dir"] or Path("runs") / f"bench-{NAME}"
     request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)

@@ -26,7 +26,10 @@ def export(
         Path | None, o.output("--output-dir", "Folder to write the dataset to.")
     ] = None,
     form: Annotated[
-        str, typer.Option("--format", metavar="<name>", help="parquet, webdataset or folder.")
+        str,
+        typer.Option(
+            "--format", metavar="<name>", help="Dataset format: parquet, webdataset or folder."
+        ),
     ] = "parquet",
     rejected: Annotated[
         bool,
@@ -35,7 +38,9 @@ def export(
     split: Annotated[
         str,
         typer.Option(
-            "--split", metavar="<shares>", help="98/2: train and test, by source picture."
+            "--split",
+            metavar="<shares>",
+            help="Split by source picture: 98/2 makes train and test.",
         ),
     ] = "100",
     shards: Annotated[
@@ -47,23 +52,28 @@ def export(
         typer.Option(
             "--source-licence",
             metavar="<name>",
-            help="Licence of source pictures whose lines name none in their metadata.",
+            help="Licence of source pictures whose lines' metadata names none.",
         ),
     ] = None,
     sources: Annotated[
         str,
-        typer.Option("--sources", metavar="<how>", help="files, or by-hash: leave the files out."),
+        typer.Option(
+            "--sources",
+            metavar="<how>",
+            help="Copy source pictures (files), or keep only their digests (by-hash).",
+        ),
     ] = "files",
     allow_licence: Annotated[
         list[str] | None,
         typer.Option(
             "--allow-licence",
             metavar="<name>",
-            help="Accept a model's licence that is refused; recorded in the card. Repeatable.",
+            help="Accept a licence that is refused, and record it in the card. Repeatable.",
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Count a dataset's hash again, and name what differs.")
+        bool,
+        typer.Option("--verify", help="Compute a dataset's hash again, and list what differs."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace another dataset.")] = False,
     as_json: o.AsJson = False,

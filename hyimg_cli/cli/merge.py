@@ -41,7 +41,7 @@ def merge(
             raise UsageError(
                 "this is not the output folder of a run",
                 where=folder,
-                hint=f"such a folder has {RESULTS} and {RESOLVED}",
+                hint=f"name the -o of hyimg generate, which has {RESULTS} and {RESOLVED}",
                 code="usage.no-run",
             )
     found = merged_from(folders, into)

@@ -95,7 +95,7 @@ def _audits(picks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             if None not in means.values():
                 found.setdefault(name, []).append((means["picked"], means["all"]))
     return {
-        name: f"{sum(a for a, _ in pairs) / len(pairs):.4g} of those picked, "
-        f"{sum(b for _, b in pairs) / len(pairs):.4g} of all"
+        name: f"{sum(a for a, _ in pairs) / len(pairs):.4g} on average for the picked, "
+        f"{sum(b for _, b in pairs) / len(pairs):.4g} for all"
         for name, pairs in found.items()
     }

@@ -44,7 +44,7 @@ _STAGES = {"load": "start and load", "decode": "decode and write"}
 
 def plan(ctx: typer.Context) -> None:
     """Show what generate would do, without loading a model or writing files. Exit code 3: a model
-    does not fit into memory_gb.
+    does not fit into the memory that memory_gb sets.
     """
     render.log_to_stderr(ctx.params["verbose"])
     raise typer.Exit(show_plan(ctx.params))

@@ -36,7 +36,7 @@ _KEYS = _option(
 )
 _WAITING = _number(
     "--max-waiting",
-    "Maximum waiting pictures of single requests, shared equally by the keys; more get 429.",
+    "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
     min=1,
     max=10_000,
 )
@@ -74,10 +74,10 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible API: durable batches and single requests.
 
-    Loads the model once. Keeps files, batches and results in the output folder, and resumes batches
-    when it starts again after a kill. Settings are those of generate, and apply where a request
-    sets nothing. Prints one line of JSON per request. SIGTERM or Ctrl-C lets running requests
-    finish; a second one stops at once.
+    The server loads the model once, and keeps files, batches and results in the output folder.
+    After a kill, batches resume when you start it again. It takes the settings of generate, as
+    defaults for requests. It prints one line of JSON per request. SIGTERM or Ctrl-C lets running
+    requests finish; a second one stops at once.
     """
     require("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
     from hyimg_cli.serve.app import is_loopback

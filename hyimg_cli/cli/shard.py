@@ -34,7 +34,7 @@ def shard_named(
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise _refusal(
             f"--shard {text!r} is not I/N with I from 1 to N",
-            "for example --shard 2/4, or in a task of a queue --shard auto",
+            "for example --shard 2/4, or --shard auto in a task of a job scheduler",
         )
     return int(match[1]), int(match[2])
 
@@ -46,7 +46,9 @@ def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ
     tasks = [names[0] for names in _QUEUES if environment.get(names[0])]
     if text is not None or not tasks:
         return []
-    return [f"{tasks[0]} is set, and all jobs are meant: --shard auto takes this task's part"]
+    return [
+        f"{tasks[0]} is set, but this run takes all jobs; --shard auto takes only this task's part"
+    ]
 
 
 def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
@@ -55,24 +57,26 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
     if queue is None:
         tasks = ", ".join(names[0] for names in _QUEUES)
         raise _refusal(
-            f"--shard {text}: this is no task of a queue: none of {tasks} is set",
+            f"--shard {text} works only in a task of a job scheduler: none of {tasks} is set",
             "name the shard: --shard 2/4",
         )
     task, told, least, greatest, step = (_number(name, environment) for name in queue)
     count = told or given
     if count is None:
-        raise _refusal(f"{queue[0]} does not say how many tasks there are", "--shard auto/4 does")
+        raise _refusal(
+            f"{queue[0]} is set, but not the number of tasks", "give the number: --shard auto/4"
+        )
     if given not in (None, count):
         raise _refusal(
-            f"--shard {text}, and {queue[1]} is {count}",
-            "a task that is sent again alone is named: --shard 2/4",
+            f"--shard {text} does not match {queue[1]}, which is {count}",
+            "to run one task again, name its shard: --shard 2/4",
         )
     first = least or 0
     index, rest = divmod((task or 0) - first, step or 1)
     last = first + (count - 1) * (step or 1)
     if rest or not 0 <= index < count or greatest not in (None, last):
         raise _refusal(
-            f"{queue[0]} is {task}, which is none of {count} tasks in a row",
+            f"{queue[0]} is {task}, which is not one of {count} consecutive tasks",
             "name the shard: --shard 2/4",
         )
     return index + 1, count
@@ -82,7 +86,7 @@ def _number(name: str, environment: Mapping[str, str]) -> int | None:
     """A variable that a queue sets; None where there is none of that name."""
     text = environment.get(name, "") if name else ""
     if text and not re.fullmatch(r"[0-9]{1,18}", text):
-        raise _refusal(f"{name} is {text!r}, no number", "name the shard: --shard 2/4")
+        raise _refusal(f"{name} is {text!r}, not a number", "name the shard: --shard 2/4")
     return int(text) if text else None
 
 

@@ -51,7 +51,7 @@ def image_files(config: RunConfig) -> Check:
     except CheckpointError as error:
         return Check("warning", f"{model_name(model)}: {error.what}")
     if found is None:
-        return Check("ok", f"{model_name(model)}: nothing is told of them")
+        return Check("ok", f"{model_name(model)}: not known")
     names = found.files if len(found.files) <= _SHOWN else (*found.files[:_SHOWN], "...")
     said = f"{model_name(model)}: {len(found.files)} read: {', '.join(names)}"
     absent = ", ".join(f"{key} {value}" for key, value in found.defaults.items())

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 # The IPTC property is in every file unless it is asked to be left out.
 _UNMARKED = (
-    "--no-metadata: the files do not say that a model made them, as the EU AI Act requires "
+    "--no-metadata: the files do not say that a model made them, which the EU AI Act requires "
     "(article 50)"
 )
 

@@ -26,7 +26,7 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
         why = [*planned.damaged.values(), *count_reasons(planned.rejected), *found.left_out]
         raise UsageError(
             f"no picture was accepted{': ' if why else ''}{', '.join(why[:3])}",
-            hint="hyimg pick says which are accepted, hyimg report shows a run",
+            hint="hyimg pick lists what it accepts; hyimg report shows the run",
             code="export.nothing",
         )
     shards = plan_shards(planned.rows, request.form, request.shards)
@@ -45,7 +45,7 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
         "licences": {"models": licences, "allowed": needed, "sources": sources},
         "rejected": count_reasons(planned.rejected),
         "left_out": found.left_out
-        + Counter({"its files are gone or changed": len(planned.damaged)}),
+        + Counter({"its files are missing or changed": len(planned.damaged)}),
     }
     card_of = partial(write_card, shards=shards)
     info = write_dataset(

@@ -19,8 +19,8 @@ from hyimg_cli.journal.picks import PICKS, Verdict, read_picks, verdicts_of
 from hyimg_cli.manifest.resolved import lines_moved
 
 Entry = Mapping[str, Any]
-NOT_SEEN = "not picked from: run hyimg pick again"
-NOT_JUDGED = "not judged since it was drawn in full: run hyimg pick again"
+NOT_SEEN = "not in the last pick: run hyimg pick again"
+NOT_JUDGED = "drawn in full after the last pick: run hyimg pick again"
 _OF_OUTPUT = {"path", "sha256", "pixel_sha256", "seed"}
 _OF_LINE = {"task", "prompt", "model"}
 
@@ -70,9 +70,9 @@ def find_finished(places: Sequence[Path]) -> Found:
     for place in places:
         if not (run := run_folder(place)).is_run:
             raise UsageError(
-                "this folder does not hold a run",
+                "this is not the output folder of a run",
                 where=shown_place(place),
-                hint=f"name the -o of hyimg generate; it holds {RESULTS}",
+                hint=f"name the -o of hyimg generate, which has {RESULTS}",
                 code="usage.no-run",
             )
         for one in _finished_in(run, found):

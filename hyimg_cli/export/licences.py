@@ -34,7 +34,7 @@ def find_reason(licence: str) -> str:
     if any(map(is_non_commercial, words)):
         return "it is for non-commercial use only"
     if licence == UNKNOWN:
-        return "neither its card nor a LICENSE file states one, or neither is on this machine"
+        return "no model card or LICENSE file on this machine names one"
     if not PERMISSIVE.issuperset(words):
         return "hyimg does not know whether it permits training on outputs"
     return ""
@@ -78,8 +78,8 @@ def refuse_forbidden(licences: Mapping[str, str], allowed: Collection[str]) -> d
         flags = " ".join(f"--allow-licence {shlex.quote(w)}" for w in sorted({*refused.values()}))
         raise UsageError(
             f"the licence does not permit a training set of these pictures: {'; '.join(told)}",
-            hint=f"read the licence; if your use is permitted, add {flags}: the dataset's card "
-            "records it",
+            hint=f"read the licence; if your use is permitted, add {flags}, which the dataset's "
+            "card records",
             code="export.licence",
         )
     return reasons

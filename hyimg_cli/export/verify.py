@@ -48,7 +48,7 @@ def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]
     """What differs in a file; the digests of its rows are added to `hashes`."""
     shard, before = SHARD_NAME.fullmatch(name), len(hashes)
     if not (shard or name == REJECTED) or not isinstance(known, dict):
-        yield "not the name of a file of a dataset"
+        yield "not a file name of a dataset"
         return
     config, split = (_CONFIGS[shard[1]], shard[2]) if shard else ("", "")
     try:

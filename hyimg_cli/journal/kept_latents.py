@@ -28,7 +28,7 @@ def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
     """
     payload = data.partition(b"\n")[2]
     if data != seal(payload):
-        raise ValueError("the checksum is another")
+        raise ValueError("the checksum does not match")
     return payload, metadata_of(payload)
 
 

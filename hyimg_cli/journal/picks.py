@@ -49,7 +49,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             entry = None
         if not isinstance(entry, dict):
-            hint = f"take the line out, or remove {path.name} to have it made again"
+            hint = f"remove the line, or remove {path.name} to have it written again"
             where = f"{path}:{number}"
             raise OutputFolderError(
                 "this line is not a JSON object", where=where, hint=hint, code="output.damaged"

@@ -494,7 +494,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entry) < len(pairs):
         counts = Counter(key for key, _ in pairs)
         twice = next(key for key, count in counts.items() if count > 1)
-        raise BadValue(f"{shown(twice)} is there twice", "remove one of them", "duplicate-field")
+        raise BadValue(f"{shown(twice)} appears twice", "remove one of them", "duplicate-field")
     return entry
 
 

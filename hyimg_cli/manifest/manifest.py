@@ -144,7 +144,7 @@ class _Reading:
     def read(self, data: bytes) -> None:
         first = next(filter(None, map(bytes.strip, BytesIO(data))), b"")
         if data.startswith(_UTF16) or b"\0" in data[:2]:
-            what, hint = "the file is not UTF-8, but UTF-16 or the like", "save it as UTF-8"
+            what, hint = "the file is UTF-16 or similar, not UTF-8", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
         elif not first:
             self._refuse_file("empty", "the file has no jobs", "write one job per line")

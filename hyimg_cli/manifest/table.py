@@ -30,7 +30,7 @@ def read_table(
         text = data.decode()
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
-        hint = 'save the table as UTF-8: of a spreadsheet as "CSV UTF-8"'
+        hint = 'save the table as UTF-8; in a spreadsheet program, choose "CSV UTF-8"'
         where = f"{title}:{number}"
         faults.append(fault("not-utf8", "the line is not UTF-8", where=where, hint=hint))
         return

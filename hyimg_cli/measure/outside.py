@@ -32,10 +32,10 @@ _SAME_RATIO = 0.02
 # in which rounding leaves gaps.
 _BLEND, _GAP = 64.0, 3
 _OUTSIDE = {
-    "matte": "where the matte of the run is 0",
-    "region": "what the region leaves out",
-    "found": "all but the edit that was found and what hangs together with it: an estimate",
-    "whole": "nothing: the whole picture was edited, and all of it counts",
+    "matte": "where the run's matte is 0",
+    "region": "everything except the region",
+    "found": "everything except the edit that was found and what is connected to it (an estimate)",
+    "whole": "nothing: the whole picture was edited, so the change is over all of it",
 }
 Record = dict[str, Any]
 
@@ -104,9 +104,9 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     is_whole = record["kind"] == "global"
     rows = [("kind", str(record["kind"])), ("edited area", f"{record['area']:.2%}")]
     rows += [("reason", reason) for reason in record["reasons"]]
-    rows.append(("outside is", _OUTSIDE["whole" if is_whole else record["outside_by"]]))
+    rows.append(("counted as outside", _OUTSIDE["whole" if is_whole else record["outside_by"]]))
     if "differing_pixels" not in record:
-        why = "not compared: other sizes, or more than 8 bits a channel of RGB"
+        why = "not compared: the sizes differ, or a file is not 8-bit RGB"
         rows.append(("pixels that differ outside", why))
     else:
         if not is_whole:
@@ -115,9 +115,9 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("pixels that differ", f"{record['differing_pixels']:,}"))
     rows.append(("change outside (CIE76)", f"mean {record['change']['mean_de']:g}"))
     if moved := record.get("moved"):
-        unsure = "" if moved["sure"] else "; the picture says too little to be sure"
+        unsure = "" if moved["sure"] else "; not sure, the picture has too little detail"
         rows.append(("regions", str(record["regions"])))
-        rows.append(("drift of colour (CIE76)", str(record["drift"])))
+        rows.append(("colour drift (CIE76)", str(record["drift"])))
         rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}{unsure}"))
     if record["spill"] is not None:
         rows.append(("edit outside the region", f"{record['spill']:.2%}"))
@@ -144,7 +144,7 @@ def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
         is_own = False
     if not is_own:
         what = "the matte is not the one that its run wrote"
-        hint = "run the same command again: it writes the matte anew"
+        hint = "run the same command again, which writes the matte again"
         raise SourceImageError(what, where=path, hint=hint, code="source.matte")
     matte = np.asarray(own_picture(path)[0])
     is_of_this = matte.shape == (size.height, size.width)

@@ -73,7 +73,7 @@ def find_pairs(
             raise _fault("file or folder not found", path, slug="missing")
     pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
-        hint = "to leave them out, add --allow-unpaired"
+        hint = "to skip them, add --allow-unpaired"
         raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
     if not pairing.pairs:
         raise _fault("nothing to compare", a, slug="nothing")
@@ -126,7 +126,8 @@ def _some(names: Sequence[str]) -> str:
 def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
     if os.path.isdir(a) != os.path.isdir(b):
         folder, file = (a, b) if a.is_dir() else (b, a)
-        raise _fault("one is a folder and the other a file", folder, f"the file is {file}")
+        hint = f"give two folders or two files; {file} is a file"
+        raise _fault("one is a folder and the other a file", folder, hint)
     if not a.is_dir() or as_video:
         name = a.name if a.name == b.name else f"{a.name}, {b.name}"
         return Pairing((_of_one_kind(Pair(name, a, b)),))
@@ -142,7 +143,8 @@ def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
 
 def _of_one_kind(pair: Pair) -> Pair:
     if is_video(pair.a) != is_video(pair.b):
-        raise _fault("one is a video and the other a picture", pair.a, f"the other is {pair.b}")
+        hint = f"give two of one kind; the other is {pair.b}"
+        raise _fault("one is a video and the other a picture", pair.a, hint)
     return pair
 
 
@@ -227,7 +229,9 @@ def _pair(line: str, folder: Path) -> Pair:
     paths = [folder / entry[side] for side in ("a", "b")]
     absent = [str(path) for path in paths if not os.path.exists(path)]
     if absent:
-        raise UsageError(f"file not found: {', '.join(absent)}", hint="relative to the manifest")
+        raise UsageError(
+            f"file not found: {', '.join(absent)}", hint="paths are relative to the manifest"
+        )
     return Pair(entry.get("name") or entry["b"], *paths)
 
 

@@ -30,7 +30,7 @@ _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
 # A record of the longest text is a tenth of it.
 MAX_SIDECAR_BYTES = 10_000_000
 _OURS = "give a .png, .jpg, .webp or .mp4 that hyimg wrote, or the .json next to an .mp4"
-_NO_RECORD = "use a file that hyimg wrote without --no-metadata and that no program saved again"
+_NO_RECORD = "use a file as hyimg wrote it, without --no-metadata; others may drop the record"
 
 
 class Record(BaseModel, extra="allow", frozen=True):

@@ -168,7 +168,7 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
         )
     elif tokens % ranks:
         what = f"{job.custom_id} has {tokens} tokens ({job.size}, {job.num_frames} frames)"
-        what, hint = f"{what}, not k x {ranks}", even
+        what, hint = f"{what}, not a multiple of {ranks}", even
     else:
         return
     raise _refused(what, hint, _CONTEXT)

@@ -31,9 +31,9 @@ _ALONE = Together(1, 1)
 SharedStage = Literal["thinking", "drawing"]
 # Of a job that goes on REQUEUE, by what there was no memory for.
 _WAITS = {
-    "prefill": "no memory to begin it beside others",
-    "branches": "it began anew: no memory for its context beside another's branches",
-    "decode": "no memory to decode beside other jobs; it was decoded behind them",
+    "prefill": "not enough memory to start together with other jobs; started after them",
+    "branches": "started again: not enough memory for its context and another job's branches",
+    "decode": "not enough memory to decode together with other jobs; decoded after them",
 }
 
 
@@ -120,17 +120,17 @@ class MemoryPolicy:
         is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
         if is_short and company:
             remedy = Remedy.SPLIT
-            self.note(company, f"no memory to draw more than {len(company)} together")
+            self.note(company, f"not enough memory to draw more than {len(company)} together")
             self.limit("drawing", len(company))
         elif count > 1:
             remedy = Remedy.SPLIT
             what = "out of memory" if is_short else repr(error)
-            self.note(requests, f"a batch of {count} failed ({what}); it went on in halves")
+            self.note(requests, f"a batch of {count} failed ({what}); continued in halves")
             if is_short:
                 self.limit(kind, count // 2)
         elif is_short and requests[0] not in self._dropped_for:
             remedy = Remedy.RETRY
-            self.note(requests, f"out of memory; it went on when {self._kept} were dropped")
+            self.note(requests, f"out of memory; continued after dropping {self._kept}")
             self._dropped_for.add(requests[0])
             self._drop()
         else:

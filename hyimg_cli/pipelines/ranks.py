@@ -107,8 +107,8 @@ class ImageRanks(ModelRanks):
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
         remedy = (
-            "each needs memory for its share, hyimg plan says how much; --quantization fp8 or nf4 "
-            "and a larger --tensor-parallel-size make it smaller"
+            "each needs memory for its share (hyimg plan shows how much); --quantization fp8 "
+            "or nf4 and a larger --tensor-parallel-size make it smaller"
         )
         with self._loading(remedy):
             return registry.load(choice, is_batch_invariant=is_batch_invariant, pool=self._pool)
@@ -152,7 +152,7 @@ class VideoRanks(ModelRanks):
         if not isinstance(model, SpreadModel):
             raise MachineError(
                 f"{model.card.name} has neither tiles nor guidance branches to share",
-                hint="leave out --vae-patch-parallel-size, --cfg-parallel-size and "
+                hint="remove --vae-patch-parallel-size, --cfg-parallel-size and "
                 "--context-parallel-size; --replicas share the jobs",
                 code="machine.ranks",
             )
@@ -169,7 +169,7 @@ class VideoRanks(ModelRanks):
         Raises what loading raises on any rank, MachineError where one does not come up, or dies.
         """
         model, config, pool = self._model, self._config, self._pool
-        with self._loading("ask for fewer ranks; each needs memory for what it loads"):
+        with self._loading("use fewer ranks; each needs memory for what it loads"):
             if config.vae_ranks > 1 and self._tiles is None:
                 part = partial(load_vae, self._choice)
                 pool.load(VAE, part, ranks=config.vae_ranks, own=lambda: model.vae)

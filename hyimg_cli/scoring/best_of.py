@@ -74,7 +74,9 @@ class BestOf:
         elif address_of(self._out):
             why = "candidates are scored in a folder on this machine, but -o is an address"
         elif request.selection.shard or not request.policy.resume:
-            why = "all candidates of a line are compared: leave out --shard and --no-resume"
+            why = (
+                "candidates of a line are compared with each other: remove --shard and --no-resume"
+            )
         elif not self._steps and (self._out / DRAFTS).is_dir():
             why = f"{self._out} holds drafts: add the same --draft-steps, or choose another -o"
         if why:
@@ -134,7 +136,10 @@ class BestOf:
         """Every candidate of these rounds, as a draft where drafts were asked for."""
         for job in jobs:
             if not isinstance(job, ImageJob):
-                what, hint = "this is a video, and scorers score pictures", "leave videos out"
+                what, hint = (
+                    "this is a video, but scorers accept only pictures",
+                    "remove the videos",
+                )
                 raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
         every = [*add_rounds(jobs, self._rounds)]
         made = [draft_of(job, self._steps) for job in every] if self._steps else every

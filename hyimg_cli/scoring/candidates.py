@@ -118,13 +118,13 @@ def read_candidates(place: Path) -> Groups:
     else:
         if not RunFolder(place).is_run:
             hint = "name the -o of hyimg generate, or a file that hyimg think wrote"
-            raise UsageError("this folder does not hold a run", where=place, hint=hint)
+            raise UsageError("this is not the output folder of a run", where=place, hint=hint)
         results = RunFolder(place).results()
         lines = dict(resolved_jobs(place))
         found = [Candidate(lines[i], results[i], place) for i in lines if i in results]
     if films := [one.custom_id for one in found if one.line.get("task") in VIDEO_TASKS]:
-        what = f'"{films[0]}" is a video, and scorers score pictures'
-        raise UsageError(what, where=place, hint="leave videos out", code="usage.videos")
+        what = f'"{films[0]}" is a video, but scorers accept only pictures'
+        raise UsageError(what, where=place, hint="remove the videos", code="usage.videos")
     groups: Groups = defaultdict(list)
     for one in sorted(found, key=lambda one: one.number):
         groups[one.of].append(one)

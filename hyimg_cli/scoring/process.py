@@ -93,7 +93,7 @@ class ScorerProcess:
             self._deaths = self._deaths + 1 if self._process is None else 0
             yield Score(fault=printable(str(failed))[:_MOST_REASON])
             if self._deaths == _MOST_DEATHS:
-                what = f"the scorer ended at {_MOST_DEATHS} cases in a row: {failed}"
+                what = f"the scorer's process ended on {_MOST_DEATHS} cases in a row: {failed}"
                 raise self._error(what) from None
             return
         self._deaths = 0
@@ -137,7 +137,7 @@ class ScorerProcess:
         if why:
             self._stop()
             said = f" ({'; '.join(self._printed)})" if self._printed else ""
-            hint = "does its interpreter have its packages? --score-python NAME=PATH names another"
+            hint = "check the packages of its interpreter; --score-python NAME=PATH names another"
             raise self._error(f"the scorer cannot start: {why}{said}", hint)
 
     def _exchange(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
     with suppress(subprocess.TimeoutExpired):
         code = process.wait(5)
         return f"it exited with {code}" if code >= 0 else f"it was killed by signal {-code}"
-    return "it closed its answers"
+    return "it closed its output"
 
 
 def read_score(answer: Any, bounds: Sequence[float] | None = None, seconds: float = 0.0) -> Score:
@@ -230,18 +230,18 @@ def read_score(answer: Any, bounds: Sequence[float] | None = None, seconds: floa
 def _find_fault(value: Any, parts: Any, reason: str, bounds: Sequence[float] | None) -> str | None:
     """Why this is not a score; None where it is one."""
     if value is None:
-        return "the scorer gave none"
+        return "the scorer returned no value"
     if _GUESSED in reason:
         return "reply not readable: the scorer guessed"
     numbers: list[Any] = [value, *parts.values()] if isinstance(parts, dict) else [None]
     if not all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers):
-        return "what it gave is not a number"
+        return "its value is not a number"
     try:
         is_finite = all(map(math.isfinite, numbers))
     except OverflowError:  # an integer that no float holds
         is_finite = False
     if not is_finite:
-        return "what it gave is not finite"
+        return "its value is not finite"
     if bounds and not bounds[0] <= value <= bounds[1]:
         return f"{value:g} is not in its range {bounds[0]:g} to {bounds[1]:g}"
     return None

@@ -80,7 +80,7 @@ def _keep_by_region(settled: dict[str, Setting]) -> None:
     if not region.value or keep.value or order.index(keep.origin) < order.index(region.origin):
         return
     if keep.origin == region.origin:
-        raise _conflict(region, keep, "it needs keep_outside", "region")
+        raise _conflict(region, keep, "a region needs keep_outside", "region")
     settled[keep.name] = Setting(keep.name, True, region.origin)
 
 

@@ -44,7 +44,10 @@ WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
 _TRUTHS |= dict.fromkeys(("0", "false", "no", "off"), False)
-_SIZE_HINT = f'give "auto", "W:H", or "WxH" of {MIN_SIDE} to {MAX_SIDE}, at most {MAX_RATIO} to 1'
+_SIZE_HINT = (
+    f'give "auto", "W:H", or "WxH" with sides of {MIN_SIDE} to {MAX_SIDE}; ratio at most '
+    f"{MAX_RATIO} to 1"
+)
 _ID_HINT = (
     "use 1 to 128 of A-Z a-z 0-9 . _ -, not beginning with a dot; / separates folders, which "
     "cannot contain a dot"

@@ -138,8 +138,8 @@ _REGION_HINT = (
 _PATH = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|{FOREIGN_PATTERN})[^\x00]+"
 _PICTURE = pattern_kind(
     _PATH,
-    "is not a path of this machine",
-    "write the path with forward slashes; ~ is not expanded; of a web page, save the picture first",
+    "is not a path on this machine",
+    "write the path with forward slashes; ~ is not expanded; save pictures from the web first",
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
 _BOX_OR_MASK = pattern_kind(rf"{_BOX}|(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT)

@@ -341,7 +341,9 @@ class BatchConfig:
     prefix_cache_mb: Megabytes = _run_of_pictures(
         4096, "Memory for the K/V of shared prefixes, in MB."
     )
-    prefix_cache_host_mb: Megabytes = _run_of_pictures(0, "Main memory for more of them, in MB.")
+    prefix_cache_host_mb: Megabytes = _run_of_pictures(
+        0, "Main memory for further prefixes, in MB."
+    )
     clips: Together = _video(
         1,
         "Denoise this many clips together, in models that follow a camera. Rounding differs.",
@@ -357,7 +359,7 @@ class BatchConfig:
     )
     prefetches_sources: bool | None = None
     memory_gb: Annotated[float, Interval(gt=0, le=10**5)] | None = o.option(
-        None, "Memory to plan for, in GB, if not this machine's.", only="pictures"
+        None, "Memory to plan for, in GB. Default: this machine's.", only="pictures"
     )
     gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] | None = _model(
         None,
@@ -413,8 +415,8 @@ class OutputConfig:
     )
     checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _latents(
         10,
-        "Save latents every K denoise steps to resume a killed job from; 0 saves only the "
-        "last ones, until the file is written.",
+        "Save latents every K denoise steps, to resume a killed job; 0 saves only the final "
+        "ones, until the file is written.",
         panel=o.RUN,
     )
     report: bool = _run(True, "Write report.html, a page with all jobs.")
@@ -514,21 +516,21 @@ class CandidatesConfig:
         None, "OpenAI-compatible endpoint of the judge. Its key is read from HYIMG_JUDGE_KEY."
     )
     rubric: Annotated[str, FOLDER] | None = _scored(
-        None, "File with the judge's instructions. Default: the one that ships."
+        None, "File with the judge's instructions. Default: hyimg's own."
     )
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
         1, "Candidates to pick from each line.", flags=("--pick", "--keep")
     )
     least: Annotated[tuple[str, ...], NAMES] = _candidates(
-        (), "Lowest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
+        (), "Minimum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
     )
     most: Annotated[tuple[str, ...], NAMES] = _candidates(
-        (), "Highest value to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
+        (), "Maximum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
     )
     rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
-        1, "Rounds of draws: each later one draws n more for lines without an accepted candidate."
+        1, "Maximum rounds: each later one draws n more for lines without an accepted candidate."
     )
-    audit: str | None = _candidates(None, "Scorer that never chooses. Its means are reported.")
+    audit: str | None = _candidates(None, "Report the means of this scorer, but never pick by it.")
 
     @property
     def is_on(self) -> bool:
@@ -549,7 +551,7 @@ class FailurePolicy:
         20, "Stop after this many errors in a row, not counting unreadable sources; 0 never stops."
     )
     max_retries: Annotated[int, Interval(ge=0, le=100)] = _run(
-        0, "Retry a job this often after a failure that may be temporary."
+        0, "Retry a job up to this many times after a failure that may be temporary."
     )
     skip_invalid: bool = _run(
         False, "Run the valid lines and record the others as failed.", flags=("--skip-invalid",)

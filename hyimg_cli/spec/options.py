@@ -16,7 +16,7 @@ from hyimg_cli.spec.step_cache import StepCache
 # Panels of the help.
 RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
 CANDIDATES = "Candidates"
-OUTSIDE = "Edits that keep their source outside"
+OUTSIDE = "Edits that change nothing else"
 # The default that the job's checkpoint says where nobody else does.
 CHECKPOINT = object()
 
@@ -210,7 +210,7 @@ class KeepOutside:
     )
     region_mode: Literal["limit", "instead"] = outside_option(
         "limit",
-        "Limit the detected edit to the region, or use the region instead.",
+        "Limit the detected edit to the region, or let the region replace it.",
         commands=("eval",),
     )
     on_global: Literal["keep", "fail"] = outside_option(

@@ -56,7 +56,7 @@ def test_options_stand_under_their_panels(run_cli: Callable[..., Any]) -> None:
         "Model:",
         "Sampling defaults:",
         "Video (t2v, i2v):",
-        "Edits that keep their source outside:",
+        "Edits that change nothing else:",
         "Candidates:",
         "Style:",
         "Options:",

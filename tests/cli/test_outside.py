@@ -336,7 +336,7 @@ def test_eval_of_a_result_goes_by_the_matte_that_its_run_recorded(home: Path, ru
     Image.fromarray(pixels).save(result)
     ran = run_cli("eval", "outside", SOURCE, result, "--max-outside-change", 0)
     assert (ran.code, "pixels that differ outside: 1 of" in ran.out) == (1, True)
-    assert "outside is: where the matte of the run is 0" in ran.out
+    assert "counted as outside: where the run's matte is 0" in ran.out
     # What decides is the matte, as its run wrote it.
     levels[y, x] = 1
     Image.fromarray(levels).save(matte)

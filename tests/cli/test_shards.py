@@ -46,13 +46,16 @@ def test_a_shard_by_name_and_by_what_a_queue_says(
 def test_a_task_of_a_queue_is_told_that_it_has_a_part(
     run_cli: Run, write_manifest: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest, told = write_manifest({"prompt": "a circle"}), "--shard auto takes this task's part"
+    manifest, told = (
+        write_manifest({"prompt": "a circle"}),
+        "--shard auto takes only this task's part",
+    )
     assert told not in run_cli("plan", manifest).err
     for name, value in SLURM.items():
         monkeypatch.setenv(name, value)
     assert (
         run_cli("plan", manifest).err.count(
-            f"SLURM_ARRAY_TASK_ID is set, and all jobs are meant: {told}"
+            f"SLURM_ARRAY_TASK_ID is set, but this run takes all jobs; {told}"
         )
         == 1
     )
@@ -66,14 +69,14 @@ def test_a_task_of_a_queue_is_told_that_it_has_a_part(
         ("3/2", {}, "is not I/N"),
         ("0/2", {}, "is not I/N"),
         ("half", {}, "is not I/N"),
-        ("auto", {"RANK": "0", "WORLD_SIZE": "2"}, "no task of a queue"),
-        ("auto", KUBERNETES, "does not say how many"),
-        ("auto/8", SLURM, "SLURM_ARRAY_TASK_COUNT is 4"),
-        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "none of 4 tasks in a row"),
-        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MAX": "12"}, "in a row"),
+        ("auto", {"RANK": "0", "WORLD_SIZE": "2"}, "works only in a task of a job scheduler"),
+        ("auto", KUBERNETES, "not the number of tasks"),
+        ("auto/8", SLURM, "SLURM_ARRAY_TASK_COUNT, which is 4"),
+        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "9"}, "not one of 4 consecutive tasks"),
+        ("auto", SLURM | {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_MAX": "12"}, "consecutive"),
         ("1/9999999999", {}, "is not I/N"),
-        ("auto/2", {"JOB_COMPLETION_INDEX": "2"}, "none of 2 tasks"),
-        ("auto/2", {"JOB_COMPLETION_INDEX": "one"}, "no number"),
+        ("auto/2", {"JOB_COMPLETION_INDEX": "2"}, "not one of 2 consecutive tasks"),
+        ("auto/2", {"JOB_COMPLETION_INDEX": "one"}, "not a number"),
     ],
 )
 def test_what_names_no_shard_is_refused(text: str, environment: dict[str, str], says: str) -> None:

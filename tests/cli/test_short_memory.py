@@ -94,9 +94,11 @@ def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
     assert lines["lost"]["error"]["code"] == "job.out-of-memory"
     assert "--vae-use-tiling" in lines["lost"]["error"]["hint"]
     told = {name: " / ".join(line["warnings"]) for name, line in lines.items()}
-    assert "a batch of 4 failed (out of memory); it went on in halves" in told["first"]
-    assert "it went on when the prefixes kept for other jobs were dropped" in told["again"]
-    assert "no memory to decode beside other jobs; it was decoded behind them" in told["later"]
+    assert "a batch of 4 failed (out of memory); continued in halves" in told["first"]
+    assert "continued after dropping the prefixes kept for other jobs" in told["again"]
+    assert (
+        "not enough memory to decode together with other jobs; decoded after them" in told["later"]
+    )
     assert {"feed", "velocities", "prefill again", "build_branches again"} < refused.keys()
     assert "out of memory" in ran.err
     after = _lines(run_cli("generate", manifest, "-o", "short", "--retry-failed", *FLAGS))
@@ -118,7 +120,7 @@ def test_videos_go_on_when_all_else_is_dropped_and_only_what_never_fits_is_lost(
     once = dict.fromkeys(("encode again", "denoise again", "decode again"), 1)
     assert (ran.code, refused) == (1, once | {"decode lost": 2})
     assert _files(lines) == {"again": plain["again"]}
-    dropped = "it went on when the text encoders and the prefixes of pictures were dropped"
+    dropped = "continued after dropping the text encoders and the prefixes of pictures"
     assert any(dropped in warning for warning in lines["again"]["warnings"])
     assert lines["lost"]["error"]["code"] == "job.out-of-memory"
     assert "--enable-cpu-offload" in lines["lost"]["error"]["hint"]

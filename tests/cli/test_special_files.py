@@ -252,7 +252,7 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
     with within(LIMIT_S):
         assert kept.found() is None
     assert kept.notes == [
-        f"the kept latents cannot be read: this is {NAMES[kind]}, not a regular file",
+        f"the saved latents cannot be read: this is {NAMES[kind]}, not a regular file",
     ]
 
 

@@ -200,7 +200,7 @@ def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" is there twice'),
+        ('{"prompt": "x", ' + ", ".join(['"seed": 1'] * 200_000) + "}", '"seed" appears twice'),
         (
             json.dumps({"prompt": "x"} | {f"seed{n}": n for n in range(20_000)}),
             "19,980 more keys are not fields",
@@ -211,12 +211,12 @@ def seconds_of(run_cli: Run, *words: object) -> tuple[Any, float]:
          "the matrix is too large"),
         (json.dumps({"prompt": "x", "matrix": {"seed": [*range(200_000)]}}),
          "the matrix is too large"),
-        (json.dumps(JOB).encode("utf-16"), "the file is not UTF-8, but UTF-16"),
-        (json.dumps(JOB).encode("utf-16-le"), "the file is not UTF-8, but UTF-16"),
+        (json.dumps(JOB).encode("utf-16"), "the file is UTF-16 or similar"),
+        (json.dumps(JOB).encode("utf-16-le"), "the file is UTF-16 or similar"),
         ("[" * 100_000, "nested too deeply"),
         ('{"prompt": "x", "seed": ' + "[" * 900 + "]" * 900 + "}", "nested too deeply"),
         (json.dumps(JOB | {"images": ["file:///a.png"]}), "is not a path"),
-        (json.dumps(JOB | {"images": ["HTTP://example.org/a.png"]}), "save the picture first"),
+        (json.dumps(JOB | {"images": ["HTTP://example.org/a.png"]}), "save pictures from the web"),
         (json.dumps(JOB | {"model": "m" * 256}), "checkpoint folder not found: mmm"),
         (json.dumps(JOB | {"model": "m/" * 3000}), "checkpoint folder not found: m/m"),
         (json.dumps(JOB | {"model": "~nouser/x"}), "checkpoint folder not found: ~nouser/x"),
@@ -559,7 +559,7 @@ def test_a_file_chooses_no_folder_even_where_its_run_says_one(
     ran = run_cli("replay", file, "--allow-changed")
     assert ran.code == 2
     assert "error[replay.model]: only the name of the model's folder is recorded" in ran.err
-    assert "hint: give the folder with --model; its run had " in ran.err
+    assert "hint: give the folder with --model; its run used " in ran.err
 
 
 def test_a_file_has_no_model_fetched(

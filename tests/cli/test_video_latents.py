@@ -102,7 +102,7 @@ def decoded_only(line: dict[str, Any], undisturbed: dict[str, Any]) -> None:
     """A done line without a denoise step of its own, and its file as it always is."""
     assert (line["status"], line["denoise_steps"]) == ("done", 0)
     assert line["outputs"] == [undisturbed]
-    assert "denoised before, all 5 steps: only decoded now, from kept latents" in line["warnings"]
+    assert "all 5 steps were denoised before; decoded from saved latents" in line["warnings"]
     times = line["timings_s"]
     assert times["denoise_first"] == times["denoise_rest"] == 0 < times["read"]
 
@@ -225,10 +225,12 @@ def test_latents_that_the_disk_refuses_fail_nothing(
         failed = generate("out", "--no-prewarm").json_lines[0]
     assert (done["status"], done["outputs"]) == ("done", [undisturbed])
     assert [one.message for one in caplog.records if one.name == latents_checkpoint.__name__] == [
-        "film: the latents were not kept: the disk is full"
+        "film: the latents were not saved: the disk is full"
     ] * 2
     # Nothing is promised of what is not there.
-    assert failed["warnings"] == done["warnings"] == ["the latents were not kept: the disk is full"]
+    assert (
+        failed["warnings"] == done["warnings"] == ["the latents were not saved: the disk is full"]
+    )
     steps.clear()
     again = generate("out", "--retry-failed").json_lines[0]
     assert (again["denoise_steps"], len(steps), again["warnings"]) == (5, 5, [])
@@ -255,7 +257,7 @@ def test_last_latents_that_are_not_the_jobs_are_left_aside_with_a_word(
         kept.write_bytes(kept.read_bytes()[:-1])
     line = generate("out", "--retry-failed").json_lines[0]
     assert (line["denoise_steps"], line["outputs"]) == (5, [undisturbed])
-    word = "damaged latents" if damage == "cut" else "latents of another job"
+    word = "ignored damaged latents" if damage == "cut" else "ignored saved latents of another job"
     assert [note for note in line["warnings"] if note.startswith(word)]
     assert not kept.exists()
 

@@ -303,7 +303,7 @@ def test_batches_that_do_not_fit_go_on_in_halves(
     ends = server.run()
     assert refused
     assert pixels(ends) == {one.custom_id: alone[one.custom_id] for one in mixed[:16]}
-    assert "went on in halves" in str([end.warnings for end in ends.values()])
+    assert "continued in halves" in str([end.warnings for end in ends.values()])
 
 
 @pytest.mark.parametrize("room", [3, 5])
@@ -331,8 +331,11 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     ends = server.run()
     assert pixels(ends) == {one.custom_id: alone[one.custom_id] for one in mixed[:12]}
     notes = str([end.warnings for end in ends.values()])
-    assert "no memory to begin it beside others" in notes or room > 3
-    assert "behind them" in notes
+    assert (
+        "not enough memory to start together with other jobs; started after them" in notes
+        or room > 3
+    )
+    assert "decoded after them" in notes
 
 
 def test_a_fault_of_one_is_its_own(

@@ -525,7 +525,7 @@ def test_branches_that_do_not_fit_wait_with_their_contexts(
     assert _pixels(dict(ends)) == expected
     assert [end.batch["denoise"] for end in ends.values()] == [2, 2, 2, 2, 1]
     assert [end.batch["think"] for end in ends.values()] == [5] * 5
-    assert "no memory to draw more than 2 together" in ends["0"].warnings
+    assert "not enough memory to draw more than 2 together" in ends["0"].warnings
     assert not ends["4"].warnings
 
 

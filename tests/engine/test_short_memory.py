@@ -101,7 +101,7 @@ def test_a_size_that_was_too_large_once_is_not_tried_again(
     for lines in (first, second):
         assert list(_pixel_digests(lines).values()) == list(expected.values())
         assert {line.batch["denoise"] for line in lines.values()} == {2}
-    told = any("went on in halves" in note for line in first.values() for note in line.warnings)
+    told = any("continued in halves" in note for line in first.values() for note in line.warnings)
     assert told is not has_prewarm, "a job tells what happened to it, not to a stand-in"
     session.close()
     ran(config, family, jobs, tmp_path / "anew", session=session)
@@ -176,7 +176,7 @@ def test_a_decode_waits_for_the_memory_of_others(
     monkeypatch.setattr(family, "decode_latents", full)
     ends = _run(jobs, studio_of(family), 3, draw_size=2)
     assert _pixels(ends) == expected
-    noted = [name for name, end in ends.items() if "behind them" in str(end.warnings)]  # type: ignore[union-attr]
+    noted = [name for name, end in ends.items() if "decoded after them" in str(end.warnings)]  # type: ignore[union-attr]
     assert noted == ["0", "1"]
 
 
@@ -231,5 +231,5 @@ def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     assert not [end for end in ends.values() if isinstance(end, Lost)]
     assert _pixels(ends) == expected
     notes = str([end.warnings for end in ends.values() if isinstance(end, ImageRequest)])
-    assert ("began anew" in notes) == (room < 7), notes
-    assert "no memory" in notes
+    assert ("started again" in notes) == (room < 7), notes
+    assert "not enough memory" in notes

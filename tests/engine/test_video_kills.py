@@ -143,7 +143,7 @@ def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
     assert _files(tmp_path / "killed") == _files(tmp_path / "whole")
     (line,) = (tmp_path / "killed" / "results.jsonl").read_text().splitlines()
     assert json.loads(line)["denoise_steps"] == 0
-    assert "denoised before, all 5 steps" in line
+    assert "all 5 steps were denoised before" in line
     assert not (tmp_path / "killed" / "latents").exists()
 
 

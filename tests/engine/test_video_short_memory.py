@@ -23,11 +23,12 @@ STAGES: dict[str, tuple[type, str]] = {
     "denoise": (FakeDenoiser, "step"),
     "decode": (FakeVideo, "decode_latents"),
 }
-NOTE = "out of memory; it went on when the text encoders and the prefixes of pictures were dropped"
+NOTE = "out of memory; continued after dropping the text encoders and the prefixes of pictures"
 DECODE_NOTE = NOTE.replace("encoders and", "encoders, the transformer and")
 # The fake's tiles are two cells of 16 pixels.
 TILES_NOTE = (
-    "out of memory in the decode; it went on in tiles of 32 pixels: other pixels near their borders"
+    "out of memory in the decode; continued in tiles of 32 pixels, which changes pixels near their "
+    "borders"
 )
 KEPT_NOTE = "its denoised latents are saved, so the next attempt only decodes them"
 
@@ -177,7 +178,7 @@ def test_steps_that_were_kept_on_the_way_are_not_run_again(tmp_path: Path, short
     assert outcomes["job"].denoise_steps == 4, "all of this run"
     assert outcomes["job"].warnings == (
         NOTE,
-        "went on behind denoise step 2, from latents kept on the way",
+        "resumed after denoise step 2, from saved latents",
     )
 
 

@@ -33,10 +33,10 @@ CARDS = [
     ("license: other\nlicense_name: qwen-research", "qwen-research", NON_COMMERCIAL),
     ("license:\n- apache-2.0\n- cc-by-nc-4.0", "apache-2.0 + cc-by-nc-4.0", NON_COMMERCIAL),
     ("license: openrail++", "openrail++", NOT_KNOWN),
-    ("license: other", UNKNOWN, "neither its card nor a LICENSE file states one"),
-    ("license: unknown", UNKNOWN, "neither its card nor a LICENSE file states one"),
-    ("language: en", UNKNOWN, "neither its card nor a LICENSE file states one"),
-    ("license: [apache-2.0", UNKNOWN, "neither its card nor a LICENSE file states one"),
+    ("license: other", UNKNOWN, "no model card or LICENSE file on this machine names one"),
+    ("license: unknown", UNKNOWN, "no model card or LICENSE file on this machine names one"),
+    ("language: en", UNKNOWN, "no model card or LICENSE file on this machine names one"),
+    ("license: [apache-2.0", UNKNOWN, "no model card or LICENSE file on this machine names one"),
 ]
 
 

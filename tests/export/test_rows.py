@@ -75,8 +75,8 @@ def test_a_person_and_a_stale_pick(export: Export, tmp_path: Path) -> None:
     assert rows.keys() == {"line0-0", "line2-2"}
     assert rows["line0-0"]["reasons"] == ["chosen by a person"]
     assert rejected["line0-2"] == ["rank 1 of 2"]
-    assert rejected["line1-2"] == ["not judged since it was drawn in full: run hyimg pick again"]
-    assert rejected["line3-2"] == ["not picked from: run hyimg pick again"]
+    assert rejected["line1-2"] == ["drawn in full after the last pick: run hyimg pick again"]
+    assert rejected["line3-2"] == ["not in the last pick: run hyimg pick again"]
 
 
 def test_damaged_picks_are_named(run_cli: Any, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_has_no_row_is_counted(export: Export, run_cli: Any, tmp_path: Path
     picture(tmp_path / "photos" / "5.jpg", 99)
     info = export(run, "-o", "data", code=1)
     assert rows_of(tmp_path / "data").keys() == {"g", "h"}
-    gone = {"its files are gone or changed": 3}
+    gone = {"its files are missing or changed": 3}
     assert info["left_out"] == {"failed": 1, "a video": 1, "a draft": 1} | gone
     ran = run_cli("export", run, "-o", "data", *LICENSED)
     assert ran.code == 1
@@ -180,7 +180,7 @@ def test_half_a_surrogate_pair_is_no_obstacle(export: Export, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nowhere", "-o", "data"), "does not hold a run"),
+        (("nowhere", "-o", "data"), "not the output folder of a run"),
         (("out",), "no folder to write to is given"),
         (("out", "-o", "data", "--split", "98/x"), "--split 98/x is not known"),
         (("out", "-o", "data", "--format", "zip"), "'zip' is not known"),

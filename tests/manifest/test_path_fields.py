@@ -174,9 +174,9 @@ def test_a_line_of_anybody_is_refused_where_its_value_is_none_of_the_field(field
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ({"images": "~/a.png"}, '"~/a.png" is not a path of this machine'),
-        ({"images": "C:\\me\\a.png"}, "is not a path of this machine"),
-        ({"images": ["d:/a.png"]}, "is not a path of this machine"),
+        ({"images": "~/a.png"}, '"~/a.png" is not a path on this machine'),
+        ({"images": "C:\\me\\a.png"}, "is not a path on this machine"),
+        ({"images": ["d:/a.png"]}, "is not a path on this machine"),
         (EDIT | {"keep_outside": True, "region": "~/m.png"}, '"~/m.png" is not a region'),
     ],
 )

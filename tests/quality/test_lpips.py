@@ -67,7 +67,7 @@ def test_without_a_backbone_there_is_no_metric(net: Net) -> None:
 
 @pytest.mark.usefixtures("no_backbones")
 def test_random_weights_do_not_pass_for_lpips(write_random_alexnet: Callable[..., Path]) -> None:
-    with pytest.raises(UsageError, match=r"LPIPS says 0\.\d+"):
+    with pytest.raises(UsageError, match=r"expected 0\.\d+"):
         Lpips.load("alex", write_random_alexnet())
 
 

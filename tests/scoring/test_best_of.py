@@ -250,7 +250,7 @@ def test_texts_are_scored_and_picked_before_anything_is_drawn(here: Path, run_cl
     [
         (("--draft-steps", "2"), "drafts need a scorer to choose by"),
         (("--draft-steps", "4", "--score", "text"), "saves nothing"),
-        (("--score", "text", "--shard", "1/2"), "leave out --shard"),
+        (("--score", "text", "--shard", "1/2"), "remove --shard"),
         (("--score", "text", "-o", "memory://out"), "an address"),
         (("--score", "text", "--min", "text=high"), "is not a gate"),
         (("--score", "text", "--max", "outside=3"), "no scorer is called"),

@@ -33,13 +33,13 @@ def test_what_is_no_value_is_null_with_a_fault(scorers_file: Path) -> None:
     faults = {
         "fine": None,
         "raises": "RuntimeError: no such thing",
-        "nan": "what it gave is not finite",
-        "huge": "what it gave is not finite",
-        "part": "what it gave is not finite",
+        "nan": "its value is not finite",
+        "huge": "its value is not finite",
+        "part": "its value is not finite",
         "eleven": "11 is not in its range 0 to 10",
-        "text": "what it gave is not a number",
-        "true": "what it gave is not a number",
-        "none": "the scorer gave none",
+        "text": "its value is not a number",
+        "true": "its value is not a number",
+        "none": "the scorer returned no value",
         "guessed": "reply not readable: the scorer guessed",
         "refused": r"refused: \u001b[2J no",
         "too few": "0 scores for 1 cases",
@@ -68,7 +68,7 @@ def test_what_it_prints_is_shown_without_what_steers_a_terminal(scorers_file: Pa
 
 
 def test_one_that_ends_at_every_case_is_left_alone(scorers_file: Path) -> None:
-    with pytest.raises(MachineError, match="ended at 5 cases in a row: it exited with 3"):
+    with pytest.raises(MachineError, match="ended on 5 cases in a row: it exited with 3"):
         scored(scorers_file, *["exits"] * 9)
 
 

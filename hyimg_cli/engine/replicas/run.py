@@ -319,7 +319,7 @@ class _Dispatcher:
             raise error
         else:
             if trace:
-                logger.error("replica %d ended by a fault of its own:\n%s", worker.number, trace)
+                logger.error("replica %d crashed:\n%s", worker.number, trace)
             self._advice = error.hint if error else ""
             why = error.what if error else trace.strip().splitlines()[-1]
             yield from self._kill(worker, why)

@@ -119,7 +119,7 @@ def _in_processes(
             try:
                 result = pool.submit(start, tuple(part), folder).result()
             except BrokenProcessPool:
-                what, hint = "a process of the bench died", "is there enough memory for its model?"
+                what, hint = "a process of the bench died", "check that its model fits into memory"
                 raise MachineError(what, hint=hint, code="bench.process") from None
         wall_s = time.perf_counter() - started
         phases_s = {**result.phases_s, START: wall_s - result.wall_s}

@@ -206,8 +206,8 @@ def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
     if is_steady(a, b, _noticeable_s(timed)):
         slower, apart_s, where = _slower(timed, scenario, median(b) - median(a), shared)
         yield (
-            f"{timed.steps} steps: {slower} is {apart_s:.2f} s a run slower in {where}, where the "
-            f"variants do the same; the whole gain is {timed.gain_s:.2f} s"
+            f"{timed.steps} steps: {slower} is {apart_s:.2f} s a run slower in {where}, where both "
+            f"variants do the same work; the whole gain is {timed.gain_s:.2f} s"
         )
     # By process: each reads its weights, and waits for the disk.
     a, b = ([run.idle_s / run.processes for run in runs] for runs in both)
@@ -227,8 +227,8 @@ def clock_notes(timed: Timed) -> Iterator[str]:
     if timed.is_resolved and abs(overall / paired - 1) > _LEAST_SHARE:
         yield (
             f"{timed.steps} steps: the speed-up of {paired:.3f} is the median of ratios, each of "
-            f"two runs side by side; the medians of all runs give {overall:.3f}, for the machine "
-            "was not equally fast all the time"
+            f"two runs side by side; the medians of all runs give {overall:.3f}, because the "
+            "machine's speed varied"
         )
 
 
@@ -273,7 +273,7 @@ def _differences(found: Comparison) -> Iterator[str]:
             side = "below" if worst.psnr < floor else "above"
             below = f"{abs(floor - worst.psnr):.1f} dB {side} the floor of {floor:.1f} dB"
         if worst.psnr <= seed.psnr:
-            below += f"; another seed gives {seed.psnr:.1f} dB, which is no further"
+            below += f"; another seed gives {seed.psnr:.1f} dB, which is no further apart"
         yield f"the pictures are {worst.psnr:.1f} dB apart, {below}"
     for label, own in zip(found.scenario.labels, found.floors, strict=True):
         if not own.is_identical:

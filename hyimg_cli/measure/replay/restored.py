@@ -135,7 +135,7 @@ class _Search:
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
         name, hint = str(self.resolved.get("model", "")), "give the folder with --model"
         if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
-            hint += f"; its run had {there}"
+            hint += f"; its run used {there}"
         raise self._fault("replay.model", what, hint)
 
     def find_files(self, name: str) -> Any:
@@ -181,7 +181,7 @@ class _Search:
         if sha256 not in (None, _digest(field, file)):
             what = f"{file.name} is not the recorded {noun}"
             if not self.wishes.allow_changed:
-                hint = f"--images-from names the folder of the original; or {_ALLOW}"
+                hint = f"give the folder of the original with --images-from; or {_ALLOW}"
                 code = "replay.changed-image" if is_image else "replay.changed-file"
                 raise self._fault(code, what, hint)
             self.notes.append(what)

@@ -85,7 +85,7 @@ def _add_tokens(tokenizer: Tokenizer, folder: Path) -> None:
         found = tokenizer.token_to_id(token.content)
         if found != id_:
             raise CheckpointError(
-                f"token {token.content} is {id_} in tokenizer_config.json, but {found} after "
+                f"token {token.content} is {id_} in tokenizer_config.json, but {found} in "
                 "tokenizer.json",
                 where=folder,
                 hint="use the files of one checkpoint together",

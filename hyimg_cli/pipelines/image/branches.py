@@ -224,7 +224,7 @@ def reuse_of(
     if reuse.required and status != "hit":
         raise ReuseError(
             f"KV reuse is {status}: {reason}",
-            hint="leave out --require-kv-reuse, or change what the reason names",
+            hint="remove --require-kv-reuse, or change what the reason names",
             code="reuse.not-hit",
         )
     return replace(of_text, status=status, branches=tokens, reason=reason)

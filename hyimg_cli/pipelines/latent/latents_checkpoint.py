@@ -84,7 +84,7 @@ class LatentsCheckpoint:
             replace_file(self.path, seal(data))
         except OSError as error:
             refusal = storage_error(error, self.path.parent)
-            text = f"the latents were not kept: {refusal.what}"
+            text = f"the latents were not saved: {refusal.what}"
             if text not in self.notes:
                 self.notes.append(text)
                 # Told at once too: there may be time to make room before the decode ends.
@@ -94,22 +94,20 @@ class LatentsCheckpoint:
 
     def found(self) -> Kept | None:
         """The latents that an earlier attempt at the job has kept, or None."""
-        kept, note = None, "latents of another job, or of other settings, were left aside"
+        kept, note = None, "ignored saved latents of another job or other settings"
         try:
             kept = self._read(bytes_of(self.path, LATENTS_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
-            note = f"the kept latents cannot be read: {error.strerror}"
+            note = f"the saved latents cannot be read: {error.strerror}"
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
-            note = "damaged latents were left aside; the job began at its first step"
+            note = "ignored damaged latents; the job started at its first step"
         if kept is not None:
             self.holds_last = kept.is_last
-            note = f"went on behind denoise step {kept.step}, from latents kept on the way"
+            note = f"resumed after denoise step {kept.step}, from saved latents"
             if kept.is_last:
-                note = (
-                    f"denoised before, all {kept.steps} steps: only decoded now, from kept latents"
-                )
+                note = f"all {kept.steps} steps were denoised before; decoded from saved latents"
         if note not in self.notes:
             self.notes.append(note)
         return kept

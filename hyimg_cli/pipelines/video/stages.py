@@ -144,7 +144,7 @@ class VideoStages(LatentStages[LatentVideoModel, VideoRequest]):
                 yield work.as_lost(error)
                 return
             side = tiling.tile * self.model.card.pixels_per_cell
-            note = f"it went on in tiles of {side} pixels: other pixels near their borders"
+            note = f"continued in tiles of {side} pixels, which changes pixels near their borders"
             memory.note([work], f"out of memory in the decode; {note}")
             smaller = partial(self.decode, tiles=tiles, tiling=tiling)
             yield from memory.attempt([work], smaller, decode_smaller)
@@ -187,7 +187,7 @@ def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray
         levels |= {int(piece.min()), int(piece.max())}
         yield piece
     if found != expected:
-        what = f"the model gave frames of the shape {found}, not {expected}"
+        what = f"the model returned frames of shape {found}; expected {expected}"
         raise OutputError(what, code="output-video.shape")
     if len(levels) == 1:
         raise OutputError("every pixel of every frame is the same", code="output-video.constant")

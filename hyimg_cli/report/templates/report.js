@@ -363,7 +363,7 @@ const hyimgReport = (() => {
   }
   // A source is cut around its centre to the result's shape, as the model saw it.
   function slider(picture, result, job) {
-    const input = make("input", { type: "range", id: "slider", min: 0, max: 100, step: 1, value: at, "aria-label": "Share of the picture before that covers the one after, in percent" });
+    const input = make("input", { type: "range", id: "slider", min: 0, max: 100, step: 1, value: at, "aria-label": "Percent of the picture that shows the state before" });
     const node = make("div", { className: "stage" },
       Object.assign(image(result, result.link, `after: ${job.prompt ?? ""}`, false), { id: "under" }),
       Object.assign(image(picture, picture.link, `before: ${picture.name}`, false), { id: "over" }),

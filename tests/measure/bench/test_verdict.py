@@ -103,7 +103,7 @@ def test_a_difference_names_its_distance_to_floor_and_seed() -> None:
     )
     reason = compared.verdict.reasons[0]
     assert "10.2 dB apart, 16.5 dB below the floor of 26.7 dB" in reason
-    assert "another seed gives 28.0 dB, which is no further" in reason
+    assert "another seed gives 28.0 dB, which is no further apart" in reason
 
 
 def test_no_floor_excuses_what_is_as_far_as_another_seed() -> None:

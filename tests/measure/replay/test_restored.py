@@ -189,7 +189,7 @@ def test_a_models_folder_is_told_by_its_run_and_named_by_the_user(
         restore_job(file, Wishes())
     assert refused.value.code == "replay.model"
     folder = tmp_path / "run" / "../models/my-model"
-    assert refused.value.hint == f"give the folder with --model; its run had {folder}"
+    assert refused.value.hint == f"give the folder with --model; its run used {folder}"
     assert fields(restore_job(file, Wishes(model=str(folder))))["model"] == str(folder)
 
 

@@ -134,7 +134,10 @@ def test_what_cannot_be_split_is_refused_before_anything_loads(
     assert "--cpu-offload model" in said(FLAG, "2", "--recipe", str(recipe))
     odd = write_manifest(line | {"size": "48x48", "num_frames": 1})
     ran = run_cli("check", odd, "--video-model", str(folders["wan"]), FLAG, "2")
-    assert (ran.code, "dog has 9 tokens (48x48, 1 frames), not k x 2" in ran.err) == (2, True)
+    assert (ran.code, "dog has 9 tokens (48x48, 1 frames), not a multiple of 2" in ran.err) == (
+        2,
+        True,
+    )
     assert "another size, or number of frames" in ran.err
 
 
