@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -288,6 +288,7 @@ NAMES = Kind(
     "name,name",
     split=lambda cell: [name.strip() for name in cell.split(",") if name.strip()],
 )
+GATES = replace(NAMES, metavar="scorer=number")
 CUSTOM_ID = pattern_kind(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id")
 DEVICE = pattern_kind(
     DEVICE_PATTERN,

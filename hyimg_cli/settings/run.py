@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Interval
 
 from hyimg_cli.settings.file_names import NAME_TEMPLATE
-from hyimg_cli.settings.kinds import DEVICE, FOLDER, NAMES, RUN_FOLDER, SIZE
+from hyimg_cli.settings.kinds import DEVICE, FOLDER, GATES, NAMES, RUN_FOLDER, SIZE
 from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
@@ -521,10 +521,10 @@ class CandidatesConfig:
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
         1, "Candidates to pick from each line.", flags=("--pick", "--keep")
     )
-    least: Annotated[tuple[str, ...], NAMES] = _candidates(
+    least: Annotated[tuple[str, ...], GATES] = _candidates(
         (), "Minimum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="min"
     )
-    most: Annotated[tuple[str, ...], NAMES] = _candidates(
+    most: Annotated[tuple[str, ...], GATES] = _candidates(
         (), "Maximum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
     )
     rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
