@@ -356,7 +356,7 @@ def test_eval_of_a_picture_that_is_another_one_lets_no_gate_pass(
     result = run / line["outputs"][0]["path"]
     shutil.copy(negative, result)
     line["edit"]["kind"] = "global"
-    line["edit"]["area"] = 0.0  # as versions before this one wrote it
+    line["edit"]["area"] = 1.0
     (run / "results.jsonl").write_text(json.dumps(line) + "\n")
     for file, by in ((negative, "found"), (result, "matte")):
         ran = run_cli("eval", "outside", SOURCE, file, "--max-edited-area", 0.9, "--json")

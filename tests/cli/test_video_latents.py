@@ -14,7 +14,7 @@ from event_kinds import is_embedded, is_step
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import VideoWriter
-from hyimg_cli.models.diffusers_video import encoders, hunyuan_video15
+from hyimg_cli.models.diffusers_video import encoders, weights
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.pipelines.latent import latents_checkpoint
 from hyimg_cli.spec.events import Progress
@@ -72,7 +72,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the networks whose weights are read."""
     names: list[str] = []
-    for module in (hunyuan_video15, encoders):
+    for module in (weights, encoders):
         inner = module.load_weights
 
         def load(component: Any, place: Any, inner: Any = inner) -> Any:

@@ -42,7 +42,7 @@ class Watched:
                 part.register_forward_pre_hook(lambda *_: self._at_work(component.name))
             return module
 
-        for name in ("encoders", "networks", "wan", "hunyuan_video15"):
+        for name in ("encoders", "networks", "weights"):
             monkeypatch.setattr(f"hyimg_cli.models.diffusers_video.{name}.load_weights", watched)
 
     def away(self) -> list[str]:
