@@ -63,7 +63,7 @@ def main() -> None:
         place = Path(made)
         model, rows = given.checkpoint.resolve(), dict[str, Any]()
         (first := place / "first").mkdir()
-        run_pair(model, manifests(first, 1, 1)["both"], 0)
+        run_pair(model, manifests(first, 1, 2)["both"], 0)
         for number in range(given.repeats):
             for name, manifest in manifests(place, given.jobs, given.steps).items():
                 if (time.perf_counter() - started) / 60 < given.minutes:
