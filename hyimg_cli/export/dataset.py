@@ -68,7 +68,7 @@ def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> lis
             n = min(count, len(own))
             pieces = [own[len(own) * i // n : len(own) * (i + 1) // n] for i in range(n)]
         else:
-            pieces = list(by_size(own, lambda row: row.columns, MAX_GROUP_BYTES))
+            pieces = list(by_size(own, lambda row: bytes_in(row.columns), MAX_GROUP_BYTES))
         for number, piece in enumerate(pieces):
             name = f"{FOLDERS[config]}/{split}-{number:05}-of-{len(pieces):05}"
             shards.append(Shard(name + FORMATS[form], piece, first))

@@ -91,7 +91,7 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
     with suppress(FileNotFoundError):
         run.fetch(PICKS)  # of a run at an address
     picks, info, results = read_picks(run.folder), read_run_info(run.place), run.results()
-    verdicts = verdicts_of(run.folder)
+    verdicts = verdicts_of(picks, run.folder)
     jobs = dict(resolved_jobs(run.place))
     lines = dict(zip(jobs, lines_moved(jobs.values(), run.place, Path()), strict=True))
     revision = object_in(object_in(info, "flags"), "revision").get("value")

@@ -52,11 +52,11 @@ def read_rows(path: Path, form: str) -> Iterator[Columns]:
     return _rows_in(_in_folder(path) if form == "folder" else _in_tar(path))
 
 
-def by_size(rows: Sequence[T], columns: Callable[[T], Columns], most: int) -> Iterator[Sequence[T]]:
-    """Rows in groups that have no more than `most` bytes of pictures, or one row."""
+def by_size(rows: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[Sequence[T]]:
+    """Rows in groups whose sizes add up to no more than `most`, or one row."""
     start, nbytes = 0, 0
     for end, row in enumerate(rows):
-        nbytes += (more := bytes_in(columns(row)))
+        nbytes += (more := size(row))
         if nbytes > most and end > start:
             yield rows[start:end]
             start, nbytes = end, more
@@ -76,7 +76,7 @@ def _write_parquet(path: Path, rows: Sequence[Columns], kinds: Mapping[str, Kind
     schema = pa.schema([(name, _arrow_type(kind)) for name, kind in kinds.items()])
     how: dict[str, Any] = {"compression": "none", "use_dictionary": False}
     with parquet.ParquetWriter(path, schema, write_statistics=False, **how) as writer:
-        for group in by_size(rows, dict, MAX_GROUP_BYTES):
+        for group in by_size(rows, bytes_in, MAX_GROUP_BYTES):
             columns = [{name: _in_parquet(value) for name, value in row.items()} for row in group]
             writer.write_table(pa.Table.from_pylist(columns, schema), row_group_size=len(group))
 

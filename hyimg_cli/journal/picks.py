@@ -81,12 +81,12 @@ class Verdict:
     is_missing: bool
 
 
-def verdicts_of(place: Path) -> dict[str, Verdict]:
-    """The verdict on each candidate in picks.jsonl, by its id. Raises OutputFolderError for a line
-    that is not one of hyimg's.
+def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
+    """The verdict on each candidate of `read_picks(place)`, by its id. Raises OutputFolderError for
+    a line that is not one of hyimg's.
     """
     found: dict[str, Verdict] = {}
-    for of, line in read_picks(place).items():
+    for of, line in picks.items():
         try:
             for entry in (*line["ranking"], *line["rejected"]):
                 name, rank = entry["custom_id"], None

@@ -12,6 +12,7 @@ def shown_picks(folder: Path) -> dict[str, Any]:
     """
     is_of_drafts = folder.name == DRAFTS
     place = folder.parent if is_of_drafts else folder
+    picks = read_picks(place)
     jobs = {
         name: {
             "line": one.of,
@@ -22,11 +23,11 @@ def shown_picks(folder: Path) -> dict[str, Any]:
             ],
             "values": one.values if is_of_drafts else one.final_values or one.values,
         }
-        for name, one in verdicts_of(place).items()
+        for name, one in verdicts_of(picks, place).items()
     }
     scorers = {
         name: bool(declared.get("higher_is_better", True))
-        for line in read_picks(place).values()
+        for line in picks.values()
         for name, declared in line["rule"]["scorers"].items()
     }
     return {"scorers": scorers, "jobs": jobs} if jobs else {}

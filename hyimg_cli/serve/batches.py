@@ -264,18 +264,20 @@ class Batches:
         """Take every batch a step further whenever something may have changed."""
         swept = time.monotonic()
         while not self._is_over:
-            for batch in self._unended():
+            unended = self._unended()
+            running = sum(one.thread is not None for one in unended)
+            for batch in unended:
                 if batch.is_late and batch.thread is not None:
                     batch.stop()
                 if batch.thread is not None or time.monotonic() < batch.again_at:
                     continue
                 if not batch.is_read:
                     self._guarded(batch, self._read)
-                running = sum(one.thread is not None for one in self._unended())
                 if batch.is_read and (running < self._at_once or batch.is_closing):
                     about = batch, self._run
                     batch.thread = threading.Thread(target=self._guarded, args=about, name=batch.id)
                     batch.thread.start()
+                    running += 1
             if time.monotonic() > swept + _SWEEP_S:
                 swept = time.monotonic()
                 try:
