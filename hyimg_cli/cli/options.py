@@ -1,8 +1,7 @@
 """The options that commands share: those of settings, derived from their declarations, and others.
 
 A command's parameters carry the names of the settings they set; `None` means that the flag was not
-given. Here the environment is read; `replay` alone reads it
-another way.
+given. The environment is read here; only `replay` reads it differently.
 """
 
 import inspect
@@ -29,7 +28,7 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import BY_NAME, PREFIX, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import AnyTask
-from hyimg_cli.spec.options import CHECKPOINT, RUN
+from hyimg_cli.spec.options import CHECKPOINT, MODEL, RUN
 
 
 def option(
@@ -79,8 +78,11 @@ def settings_for(command: str) -> tuple[str, ...]:
     return tuple(row.name for row in SETTINGS.values() if command in row.commands)
 
 
-def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command the flags of these settings, which it finds in `ctx.params`."""
+def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of these settings, which it finds in `ctx.params`.
+
+    `panel`: where the help shows those of runs and models, instead of their own panels.
+    """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command).parameters
@@ -89,14 +91,14 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         def called(**given: Any) -> None:
             command(**{name: value for name, value in given.items() if name in own})
 
-        parameters = [*own.values(), *(_parameter(SETTINGS[name]) for name in names)]
+        parameters = [*own.values(), *(_parameter(SETTINGS[name], panel) for name in names)]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return called
 
     return with_flags
 
 
-def _parameter(row: Declaration) -> inspect.Parameter:
+def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
     """A setting's flag: text, which its kind reads, or a truth."""
     is_truth = row.kind.schema is bool
     metavar = None if is_truth else f"<{row.kind.metavar}>"
@@ -109,7 +111,7 @@ def _parameter(row: Declaration) -> inspect.Parameter:
         name,
         help,
         *others,
-        panel=row.panel,
+        panel=panel if panel and row.panel in (RUN, MODEL) else row.panel,
         is_basic=row.is_basic,
         metavar=metavar,
         autocompletion=among(row.kind.choices) if row.kind.choices else None,

@@ -1,4 +1,4 @@
-"""`hyimg pick`: the best of each line's candidates, by the scores that a run has."""
+"""`hyimg pick`: pick the best of each line's candidates by the scores of a run."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 # The rule, and how more candidates are drawn where --rounds asks for them: lines say the rest.
 _SETTINGS = tuple(
     row.name
-    for row in SETTINGS.values()
+    for row in sorted(SETTINGS.values(), key=lambda row: row.panel != CANDIDATES_PANEL)
     if row.panel == CANDIDATES_PANEL or "doctor" in row.commands
     if row.only != "videos" and row.name not in ("draft_steps", "model")
 )
 
 
-@o.takes(*_SETTINGS)
+@o.takes(*_SETTINGS, panel="Drawing more candidates (--rounds)")
 def pick(
     ctx: typer.Context,
     run: RunOrTexts,
