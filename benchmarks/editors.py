@@ -1,8 +1,8 @@
-"""Processor time of `hyimg generate` beside a plain loop over the library's classic pipeline, which
+"""Processor time of `hyimg generate` and of a plain loop over diffusers' classic pipeline, which
 loads once and saves each picture: if nothing repeats, if prompts do, if sources do, if both do.
-Every run is a process of its own with an empty cache, in turn; the same pixels are asked of both. A
-first run of each, which finds no compiled Python files, is not counted. After `--minutes`, no
-further run begins.
+Each run is a process of its own with an empty cache; the two take turns and must give the same
+pixels. A first run of each, which finds no compiled Python files, is not counted. After
+`--minutes`, no further run begins.
 
     python recipes/build-tiny-editors/tiny_editors.py wide --wide both
     python benchmarks/editors.py wide/klein-base --jobs 12 --steps 4 --out FILE

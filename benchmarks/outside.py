@@ -1,4 +1,5 @@
-"""Edits that keep their source outside: is the edit found, is all else equal, is a whole edit seen.
+"""Edits with `--keep-outside`: is the edit found, is the rest equal, is an edit of the whole
+recognized?
 
 Photographs that scikit-image ships, edited and redrawn at random (`tests/simulated_edits.py`: the
 truth is known), the embedded model's own edits, and one source of 12 megapixels from file to file.

@@ -1,7 +1,7 @@
-"""Batch image editing and generation with models that think before they draw.
+"""Batch image editing and generation with models that write a text before they draw.
 
-The Python face of the `hyimg` command: `run_manifest` and its arguments. Names are imported on
-first use, so importing the package never imports torch.
+The Python API of the `hyimg` command: `run_manifest` and its arguments. Names are imported on first
+use, so importing the package never imports torch.
 """
 
 import os

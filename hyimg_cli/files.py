@@ -2,7 +2,7 @@
 
 In the layer below every room that reads or writes. Open whatever a user names with `opened` alone:
 a pipe, a device or a socket would hang the run. Pass every place to write or remove through
-`refuse_links`: a link in it may lead to other people's files.
+`refuse_links`: a link in it may point to other people's files.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""The command as a process that stops short behind its first results, until a test lets it go on:
-what is done to it meanwhile finds it in its work, however slow the machine is.
+"""The command as a process that pauses after its first results, until a test lets it continue.
+So a test can act on it during its work, however slow the machine is.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
-"""What is equal to the bit on the processors that these tests were written on, and near on others.
+"""Values that are equal to the bit on these tests' own processors, and close on others.
 
-Products of MKL round a row by how many rows stand beside it. Its kernels for AVX-512 on Intel do so
-for fewer shapes than those for AVX2 or of another maker's processors.
+MKL rounds a product's row by the number of other rows. Its kernels for AVX-512 on Intel do so for
+fewer shapes than its kernels for AVX2 or for other makers' processors.
 """
 
 import os

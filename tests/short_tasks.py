@@ -1,4 +1,4 @@
-"""A rank that runs out of memory where it is told to: what is run on members for such tests."""
+"""A rank that runs out of memory on demand: tasks for such tests."""
 
 from collections.abc import Callable, Collection
 from itertools import count

@@ -1,4 +1,4 @@
-"""Names that stand for no regular file, and a watchdog over who meets them."""
+"""Names of pipes, sockets and devices, and a watchdog over tests that open them."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""A family is a folder and a record: one that nobody knew is added by one registration, and every
-command works with it.
+"""A family is a folder and a record: one registration adds a new one, and every command works
+with it.
 """
 
 import json

@@ -1,5 +1,6 @@
-"""A second family that writes text and draws: bytes for tokens, one size, no ratio token, branches
-of different lengths, guidance that ends half way. It stands on what all families do alike.
+"""A second family that writes text and draws: bytes for tokens, one size, no ratio token,
+branches of different lengths, guidance that ends half way. It uses only what all families have
+in common.
 """
 
 # Legend: D width, V vocabulary, C channel, Y X latent rows and columns, G branch

@@ -1,5 +1,5 @@
 """What benchmarks measure and tests count: the network's numbers, the sizes of sequences, and the
-request behind them.
+request they come from.
 
 `real` is HunyuanImage-3 Instruct as released; `tiny` the embedded checkpoint's shape, so that the
 same code runs anywhere in seconds. No weights are read in either.

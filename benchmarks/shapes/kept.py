@@ -1,4 +1,4 @@
-"""What was measured: on disk as soon as it is there, and told line by line."""
+"""Measured values, saved as soon as they exist, and printed line by line."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """Attention over keys of a length that was never seen, and of one that was.
 
 cuDNN makes a plan for each new length, which takes longer than many attentions; the next call has
-it. So each of two lengths has its first call told apart, and one row has another length each call.
-With TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 one plan should do for keys that lie slot by slot.
+it. So the first call of each of two lengths is reported separately, and one row has another length
+each call. With TORCH_CUDNN_SDPA_AVOID_RECOMPILE=1 one plan should do for keys stored slot by slot.
 """
 
 import itertools

@@ -1,4 +1,6 @@
-"""What is asked of the network before it is measured: how many layers fit, and where tokens go."""
+"""Facts needed before measuring the network: how many layers fit, and which experts tokens
+choose.
+"""
 
 from collections.abc import Callable
 

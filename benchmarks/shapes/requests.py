@@ -1,7 +1,7 @@
 """Whole requests through the engine's own loop: read, encode, prefill, think, denoise, decode.
 
-Sources are pictures of noise that lie in memory; no file is read or written. Nothing is shared
-between requests. Random weights end no text by themselves: each thinks to its limit.
+Sources are pictures of noise in memory; no file is read or written. Nothing is shared between
+requests. Random weights end no text by themselves: each thinks to its limit.
 """
 
 import math

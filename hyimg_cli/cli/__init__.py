@@ -1,1 +1,1 @@
-"""The command line: what to do is read from flags and environment, what happens is shown."""
+"""The command line: read flags and environment, show what happens."""

@@ -1,4 +1,4 @@
-"""`hyimg bench --compare drafts`: whether drafts choose as well as pictures in full would."""
+"""`hyimg bench --compare drafts`: whether drafts choose as well as full pictures."""
 
 from collections.abc import Mapping
 from pathlib import Path

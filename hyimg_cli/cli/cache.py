@@ -1,4 +1,4 @@
-"""`hyimg cache`: what is kept on disk between runs, listed, sized and cleared."""
+"""`hyimg cache`: list, measure and clear what is kept on disk between runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`hyimg check`: every fault of a manifest and of the files it names, without loading a model."""
+"""`hyimg check`: find all faults of a manifest and of its files, without loading a model."""
 
 from collections.abc import Sequence
 

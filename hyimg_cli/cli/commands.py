@@ -1,6 +1,6 @@
 """The list of commands, with the first sentence of each one's help.
 
-A command is imported when it is run or its own page is shown; nothing of it is for the list.
+A command is imported only when it runs or its own help page is shown.
 """
 
 import ast

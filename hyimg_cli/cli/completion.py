@@ -1,6 +1,6 @@
-"""Completion of values of options and arguments in a shell. Nothing here imports torch.
+"""Shell completion for values of options and arguments. Nothing here imports torch.
 
-No words means that the shell completes names of files, as it would without us.
+An empty answer means that the shell completes file names, as it does by default.
 """
 
 from collections.abc import Callable, Iterable, MutableMapping

@@ -1,4 +1,4 @@
-"""`hyimg doctor`: whether this machine is ready for a run."""
+"""`hyimg doctor`: check whether this machine is ready for a run."""
 
 from collections import Counter
 from dataclasses import asdict

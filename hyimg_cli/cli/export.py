@@ -1,4 +1,4 @@
-"""`hyimg export`: a training set of what runs accepted, with its licences and a hash to verify."""
+"""`hyimg export`: make a training set of accepted pictures, with licences and a hash to verify."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`hyimg generate`: the main job. Translates the command line; the engine does the work."""
+"""`hyimg generate`: run the jobs of a manifest. Translates the command line for the engine."""
 
 import shlex
 from collections.abc import Sequence

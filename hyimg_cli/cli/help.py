@@ -1,7 +1,7 @@
-"""How a help page looks: plain lines that break where the terminal ends, options by panel.
+"""Layout of help pages: plain lines wrapped to the terminal's width, options by panel.
 
-Typer's boxes put every option into columns and cut a long name off where these do not fit; here a
-name that is too long for its column has a line of its own.
+Typer's boxes cut off names that are too long for their column. Here such a name has a line of its
+own.
 """
 
 from typing import Any

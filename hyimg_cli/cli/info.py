@@ -1,4 +1,4 @@
-"""`hyimg info`: what finished files say about themselves."""
+"""`hyimg info`: show the records in finished files."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Inputs of a command line: a manifest, or pictures and prompts that stand for one."""
+"""Inputs of a command line: a manifest, or pictures and prompts instead of one."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""`hyimg manifest`: pictures and prompts written as the manifest that they stand for."""
+"""`hyimg manifest`: write pictures and prompts as a manifest."""
 
 from pathlib import Path
 from typing import Annotated

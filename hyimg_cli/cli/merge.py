@@ -1,4 +1,4 @@
-"""`hyimg merge`: folders of two clusters, or a bucket, joined into one."""
+"""`hyimg merge`: join the folders of two clusters, or a bucket, into one."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Picks shown: a line for each line of the manifest, with reasons; and where they are from."""
+"""Show picks, one line per manifest line, with reasons; find the run or texts they are from."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`hyimg plan`: what `generate` would do: groups, tokens, steps, tiles and bytes, without torch."""
+"""`hyimg plan`: count what `generate` would do: groups, tokens, steps, tiles, bytes; no torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""A run shown while it goes: its events, result lines as JSON, the summary at its end."""
+"""Show a running run: its events, result lines as JSON, and a summary at the end."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
-"""Recipes: files of settings in TOML tables; `hyimg.toml` is read because it lies in the working
-folder.
+"""Recipes: files of settings in TOML tables; `hyimg.toml` in the working folder is read without
+a flag.
 """
 
 import tomllib

@@ -1,5 +1,5 @@
-"""Print messages on stderr, data on stdout: all of it here, since texts of others are in it. A
-run's progress is `progress`'s.
+"""Print messages to stderr and data to stdout, with untrusted text made safe. `progress` prints
+the progress of a run.
 """
 
 import json

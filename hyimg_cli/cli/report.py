@@ -1,4 +1,4 @@
-"""`hyimg report`: the page of any run's folder."""
+"""`hyimg report`: write the page of any run's folder."""
 
 from pathlib import Path
 from typing import Annotated

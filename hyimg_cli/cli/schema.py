@@ -1,4 +1,6 @@
-"""`hyimg schema`: what an editor needs to complete and check manifests and recipes."""
+"""`hyimg schema`: print JSON schemas, with which editors complete and check manifests and
+recipes.
+"""
 
 import json
 from typing import Annotated, Literal

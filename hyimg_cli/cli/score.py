@@ -1,4 +1,4 @@
-"""`hyimg score`: the scores that a run's folder, or a file of texts, lacks."""
+"""`hyimg score`: add the scores that a run's folder, or a file of texts, lacks."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Which part of a manifest a command line means: by name, or by what a queue tells its tasks."""
+"""Select a part of a manifest, by name or by the variables that a queue sets for its tasks."""
 
 import os
 import re

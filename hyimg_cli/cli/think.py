@@ -1,4 +1,4 @@
-"""`hyimg think`: the text stage of a manifest's jobs alone, into a manifest for people to edit."""
+"""`hyimg think`: run only the text stage, and write a manifest whose texts people can edit."""
 
 import os
 import shlex

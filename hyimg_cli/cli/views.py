@@ -1,4 +1,4 @@
-"""A run while it goes: a bar on a terminal, lines elsewhere. Each shows events as they come."""
+"""Views of a running run: a bar on a terminal, lines elsewhere."""
 
 import sys
 import threading

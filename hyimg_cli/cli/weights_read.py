@@ -1,7 +1,7 @@
 """How much of a checkpoint has been read, by whatever library: pages of files in this process.
 
-Weights are read through the pages of their files. As a file's pages come into a process the system
-counts them; where a file is let go they leave again, so what counts is every rise.
+Weights are read through the pages of their files. The system counts a file's pages as they enter
+the process. Closing a file lowers the count, so only increases are added up.
 """
 
 from contextlib import suppress

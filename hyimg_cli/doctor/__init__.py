@@ -1,1 +1,1 @@
-"""Checks of a machine before a run, each of which says what it found."""
+"""Checks of a machine before a run; each reports its findings."""

@@ -1,4 +1,4 @@
-"""A check's answer, and words made fit to be passed on."""
+"""The result of a check, and text made safe to pass on."""
 
 import re
 import time

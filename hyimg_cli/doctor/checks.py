@@ -1,4 +1,4 @@
-"""Every check, in the order in which it is told: what costs nothing first."""
+"""All checks in the order in which they run and are shown: the cheapest first."""
 
 from hyimg_cli.doctor import environment, folders, models, tools, trial
 from hyimg_cli.doctor.check import Examine

@@ -1,5 +1,5 @@
-"""Python, the packages in their versions, and the processors that torch can use: which formats of
-weights have kernels on them is the engine's own choice, made on a tiny layer of each.
+"""Python, the packages in their versions, and the processors that torch can use: which weight
+formats have kernels is found by the engine's own choice, on a tiny layer of each.
 """
 
 import os

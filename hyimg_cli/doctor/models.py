@@ -1,5 +1,5 @@
-"""The chosen checkpoints: whether all of them is there, and whether it fits into memory. Headers
-are read, no weights.
+"""Check whether the chosen checkpoints are complete and fit into memory. Reads headers, not
+weights.
 """
 
 import json

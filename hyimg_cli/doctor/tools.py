@@ -1,6 +1,4 @@
-"""Tools of a run beside its model: the video encoder, LPIPS, other ranks. Each is used once,
-not only looked for.
-"""
+"""Check a run's other tools by using each once: the video encoder, LPIPS, other ranks."""
 
 import tempfile
 import time

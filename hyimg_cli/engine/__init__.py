@@ -1,1 +1,1 @@
-"""One job's story and one session: the rooms below put together."""
+"""Runs and sessions, built from the packages in the lower layers."""

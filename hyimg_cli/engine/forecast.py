@@ -1,5 +1,4 @@
-"""Forecast what a plan computes and shares: its jobs run through the tree without weights; no
-torch.
+"""Forecast what a plan computes and shares: run its jobs through the tree without weights or torch.
 
 Exact before anything runs: the AR prompts' rows, image encodes, bytes of shared K/V. They come from
 the same segments and the same tree as the run itself. What depends on text that is not written yet

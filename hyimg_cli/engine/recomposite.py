@@ -1,4 +1,4 @@
-"""Redraws that are kept, put back on their sources in another way: no model is loaded."""
+"""Put kept redraws back on their sources with other settings, without loading a model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""What becomes of a group's jobs: files, then lines, then `JobEnded`; failures tried again.
+"""Record a group's jobs: files, then lines, then `JobEnded`; retry failures.
 
-A file is written before its line, and the line before `JobEnded` is told: a killed run never has a
-line without its file.
+A file is written before its line, and the line before `JobEnded` is sent. So a killed run never has
+a line without its file.
 """
 
 from collections import Counter

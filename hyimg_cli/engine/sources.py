@@ -1,4 +1,4 @@
-"""Source pictures looked at before a model is loaded: which cannot be read, and who wanted them."""
+"""Check source pictures before a model is loaded: which are unreadable, and in which jobs."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The dataset's card: a README.md as the Hub reads it, which says how the rows came about."""
+"""The dataset's card: a README.md in the Hub's form that describes how the rows were made."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

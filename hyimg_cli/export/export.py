@@ -1,4 +1,4 @@
-"""Runs made into a dataset: pictures, licences, rows, shards, in this order."""
+"""Make a dataset of runs: pictures, licences, rows, shards, in this order."""
 
 from collections import Counter
 from functools import partial

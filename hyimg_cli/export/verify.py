@@ -1,4 +1,4 @@
-"""A dataset counted again from its files, and what differs from its dataset.json."""
+"""Count a dataset again from its files, and report differences from its dataset.json."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The file of a journal: whole lines, appended until somebody else touches it; and the outcomes in
-its bytes, which may come from others: files are opened, and removed, by the paths in them.
+"""The file of a journal: whole lines, appended unless another process changed it. Also its
+outcomes, which are untrusted: files are opened and removed by the paths in them.
 """
 
 import os

@@ -1,7 +1,6 @@
-"""The manifest that pictures and prompts stand for: every picture with every prompt.
+"""Make a manifest from pictures and prompts: every picture with every prompt.
 
-Its lines are JSON like any other's, so that they can be written to a file, edited, and run from
-there as the same jobs.
+Its lines are ordinary JSON lines. Written to a file and edited there, they run as the same jobs.
 """
 
 import json

@@ -3,9 +3,9 @@ endpoint.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": {"prompt": …, …}}
 
-The endpoint tells the task; of videos, so does a picture to start from. What a server would do with
-a body beyond our own fields is either kept in the results as it was (`x_user`), of no effect at the
-one value that hyimg can give (`quality`: auto), or a fault of the line.
+The endpoint sets the task; for videos, a start picture does too. A field of the body that hyimg
+does not have is kept in the results unchanged (`x_user`), accepted at its only possible value
+(`quality`: auto), or a fault of the line.
 """
 
 from collections.abc import Mapping

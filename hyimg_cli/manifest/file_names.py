@@ -1,4 +1,4 @@
-"""The names of all jobs' files, and those that would meet in one file."""
+"""The names of all jobs' files, and jobs whose names would collide."""
 
 import os
 from collections import Counter

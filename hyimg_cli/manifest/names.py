@@ -1,8 +1,8 @@
-"""Ids of jobs made of names that people gave, of files or of values, and names of their results.
+"""Make ids of jobs, and names of their results, from file names or values.
 
-An id is a function of the name alone, so that it stays when files come or go. A name that can stand
-as it is does; one of which something had to be replaced ends in a digest of all of it. The name of
-a result is for people: it is that of the picture, as far as no other has it.
+An id depends on the name alone, so it is the same when files are added or removed. A valid name is
+used unchanged; a name with replaced characters ends in a digest of the whole name. A result is
+named after its picture, unless another result has that name.
 """
 
 import re

@@ -1,10 +1,11 @@
-"""Who runs which jobs, and in which order. No torch.
+"""Assign jobs to shards and put them in order. No torch.
 
-A shard's jobs: what shares work stays together, and no shard gets much more than its part. Each
-shard computes the whole deal, from the manifest alone: no file is looked at, and nothing of what is
-done already, so that all of them, and a resumed one, come to the same.
+Jobs that share work stay together, and no shard gets much more than its part. Each shard computes
+the whole assignment from the manifest alone, without reading files or results. So all shards, and a
+resumed one, get the same assignment.
 
-Their order: one model and size together, the same images, texts or prompts side by side.
+Order: jobs of one model and size together, jobs with the same images, texts or prompts next to each
+other.
 """
 
 import hashlib

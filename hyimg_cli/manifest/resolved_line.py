@@ -1,4 +1,4 @@
-"""A manifest line over the run's settings over its checkpoint's own defaults: the values that hold.
+"""Resolve a line: its values first, then the run's settings, then the checkpoint's defaults.
 
 What is wrong with it only for this model and these settings, and the jobs that it becomes, are the
 kinds' of jobs: `pictures`, `videos`.

@@ -1,4 +1,4 @@
-"""Which pictures a command line means: files, folders, patterns; and what of it is no picture."""
+"""Find the pictures that a command line names (files, folders, patterns), and skipped files."""
 
 import glob
 import os

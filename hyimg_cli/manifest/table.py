@@ -1,6 +1,6 @@
 """CSV and TSV manifests: a job a record, the first of which names the columns.
 
-Where a record stands is the line of the file on which it begins; its texts may hold line ends.
+A record's position is the line on which it begins, because its texts may contain line ends.
 """
 
 import csv

@@ -1,8 +1,9 @@
-"""A family of checkpoints: a folder beside this file, with one of these records in its `record.py`.
+"""A family of checkpoints: a folder next to this file, with one of these records in its
+`record.py`.
 
 All of this is known before weights are loaded, and without torch; only `load` imports it.
 `registry` asks each record whether a checkpoint belongs to its family. Nothing outside `models/`
-knows a family's name.
+knows the name of a family.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Known families, and where their checkpoints are; imports neither torch nor transformers.
 
-A family is a folder beside this file with a record in it. Here it only needs its name in
+A family is a folder next to this file with a record in it. Here it only needs its name in
 `_BUILT_IN`.
 """
 

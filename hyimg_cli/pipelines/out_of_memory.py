@@ -1,14 +1,14 @@
-"""Out of memory: what is tried, in which order, and what the job's line tells of it.
+"""Out of memory: which remedies are tried, in which order, and what the job's line records.
 
     SPLIT     together: a forward in halves, or with those alone that there was room for
     RETRY     when what is kept for other jobs was dropped, and the allocator's cache
     REQUEUE   when others have given their memory back
     FAIL      the job fails; its line names the setting that needs less
 
-None of it changes a pixel. Tiles are other pixels, and so another run: of pictures only who asks
-for them gets them. A video has taken hours at its decode: before it is lost its tiles are smaller,
-and its line says so. Any other fault of a batch is looked for in halves too, and is then one job's
-own.
+No remedy changes a pixel. Tiles do, so pictures are decoded in tiles only if the user asks for
+them. A video may have taken hours before its decode; rather than lose it, its decode uses smaller
+tiles, and its line says so. Any other fault of a batch is also searched for in halves, until it is
+one job's own.
 """
 
 import logging

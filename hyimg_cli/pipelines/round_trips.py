@@ -1,5 +1,5 @@
-"""What an edit that keeps its source outside is compared with: the source as the model's own codec
-gives it back, since what that alone loses is no edit.
+"""The reference of an edit with `keep_outside`: the source after the model's own codec, because
+its losses are not an edit.
 """
 
 from collections.abc import Callable

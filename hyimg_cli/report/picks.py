@@ -1,4 +1,4 @@
-"""What the page shows of a run's picks: of each candidate its line, values, and why it is where."""
+"""Picks on the report page: each candidate's line, values, and the reason for its rank."""
 
 from pathlib import Path
 from typing import Any

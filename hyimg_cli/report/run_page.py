@@ -1,10 +1,10 @@
-"""The page of a run: `report.html` in its folder, and its data beside it.
+"""The page of a run: `report.html` in its folder, and its data next to it.
 
     OUT/report.html   report/index.js   report/picks.js   report/data-0001.js …   report/thumbs/
 
-Data are scripts, since a page from a disk may not fetch. Each data file has a run of lines of
-results.jsonl in their order; the last one about a job counts. So the page of a folder is the same
-however often, and by whom, it was brought up to date.
+Data are scripts, because a page opened from a disk cannot fetch. Each data file has consecutive
+lines of results.jsonl in their order; the last one of a job counts. So a folder's page is the same
+however often, and by whichever process, it was updated.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Which candidates are picked: gates, each with its reason, then the mean rank over the scorers.
+"""Pick candidates: gates, each with its reason, then the mean rank over the scorers.
 
 A pure function of results, scores, a person's choices and the rule: nothing is drawn or scored.
 """

@@ -1,5 +1,5 @@
-"""A scorer's process, and what becomes of a batch of cases: a score for each, or why there is none.
-Nothing that a scorer does ends the run.
+"""A scorer's process, and the result for each case of a batch: a score, or the reason why it has
+none. Nothing that a scorer does ends the run.
 """
 
 import json

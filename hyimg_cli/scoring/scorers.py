@@ -1,4 +1,4 @@
-"""What a scorer is, by its name on the command line; all of it is known without running any code.
+"""Find a scorer by its name on the command line, without running its code.
 
     [NAME=]TARGET       TARGET: outside, text, judge:MODEL; an entry point of the group
                         hyimg.scorers; MODULE:FUNCTION; or FILE.py:FUNCTION

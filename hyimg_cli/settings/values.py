@@ -1,4 +1,4 @@
-"""What is said of a value that cannot be read."""
+"""Errors for values that cannot be read."""
 
 import difflib
 import json

@@ -1,5 +1,5 @@
-"""Garbage collection put off while many objects are made that are no garbage: a million jobs, or
-the libraries of a model, whose import it makes a fifth longer.
+"""Pause garbage collection while many lasting objects are made: a million jobs, or a model's
+libraries, whose import it makes a fifth longer.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Texts of others (names, prompts, what a file says) as they may reach a terminal or a log."""
+"""Make untrusted texts (names, prompts, contents of files) safe for a terminal or a log."""
 
 import json
 import logging

@@ -1,6 +1,6 @@
 """The work of one job by its checkpoint's card: plan, shards, time and memory ask here.
 
-No file of the job is looked at. The tokens of its texts are counted by the model's family.
+No file of the job is read. The tokens of its texts are counted by the model's family.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Blend decoded tiles into one picture, to the bit as the library's own `tiled_decode`.
+"""Blend decoded tiles into one picture, with the same bits as diffusers' `tiled_decode`.
 
-The library fades row by row in Python; a tile is blended with its neighbours after their own
+diffusers fades row by row in Python; a tile is blended with its neighbours after their own
 blending. Here each border is two products and a sum over the whole strip, with the same rounding:
 products in float32 (or wider), each rounded to the tiles' dtype, then added in that dtype.
 """

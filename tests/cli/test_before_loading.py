@@ -1,4 +1,4 @@
-"""What is told before a model is loaded: sources that are missing, results made otherwise."""
+"""Messages before a model is loaded: missing sources, results made with other settings."""
 
 import json
 import os

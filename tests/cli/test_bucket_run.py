@@ -1,4 +1,4 @@
-"""A run whose manifest, sources and results lie in a bucket; its driver is killed on the way."""
+"""A run with manifest, sources and results in a bucket; its driver is killed midway."""
 
 import json
 import os

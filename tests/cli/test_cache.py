@@ -1,4 +1,4 @@
-"""`hyimg cache`: entries and bytes by kind, all together, and away with them."""
+"""`hyimg cache`: entries and bytes by kind and in total, and clearing them."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The recipes for queues, as far as they go here: their shell parts, and what a queue sets."""
+"""The recipes for queues, as far as they run here: shell parts and a queue's variables."""
 
 import os
 import shlex

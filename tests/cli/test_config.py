@@ -1,4 +1,6 @@
-"""hyimg.toml is read where it lies, by the commands of a run alone, and may not choose a model."""
+"""hyimg.toml is read in the working folder, only by commands of a run, and cannot choose a
+model.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The commands of docs/datasets.md run as they stand, in the order of the page."""
+"""The commands of docs/datasets.md run unchanged, in the order of the page."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The pages of `docs/`: links lead somewhere, commands run as they stand, in the page's order."""
+"""The pages of `docs/`: links work, and commands run unchanged in the page's order."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""A text in which the model begins a picture: what `generate` says, and how it is made again."""
+"""A text in which the model begins a picture: the message, and replaying the result."""
 
 import json
 import re

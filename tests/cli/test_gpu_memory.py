@@ -1,4 +1,4 @@
-"""--gpu-memory-utilization and --enable-cpu-offload through the commands: told, or refused."""
+"""--gpu-memory-utilization and --enable-cpu-offload through the commands: reported, or refused."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Help pages: every name whole on a narrow terminal, options under their panels, lines that fit."""
+"""Help pages: whole names on narrow terminals, options under their panels, lines that fit."""
 
 import shlex
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""`hyimg info`: what files say, one after the other, and what is wrong with those that do not."""
+"""`hyimg info`: records of files in order, and errors for files without one."""
 
 import json
 import subprocess

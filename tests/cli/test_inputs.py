@@ -1,4 +1,4 @@
-"""Pictures and prompts in place of a manifest: what runs, by which names, and what is refused."""
+"""Pictures and prompts in place of a manifest: jobs, their names, and refusals."""
 
 import gzip
 import json

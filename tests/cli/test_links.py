@@ -1,4 +1,4 @@
-"""Run folders of others with symbolic links in them: nothing outside is written, or removed."""
+"""Untrusted run folders with symbolic links: nothing outside is written or removed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Files as people need them: formats, names and what each says, from `generate` to `replay`."""
+"""Output files: formats, names and records, from `generate` to `replay`."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Edits that keep their source outside, from a manifest to files, and finished again."""
+"""Edits with `--keep-outside`, from a manifest to files, and finished again."""
 
 import json
 import os

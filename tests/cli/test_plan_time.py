@@ -1,4 +1,4 @@
-"""How long: told by earlier runs with the same settings, never by anything else."""
+"""Run time estimates: only from earlier runs with the same settings."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Many jobs at work at once: a line for each phase, and none that outlives its jobs."""
+"""Progress of many jobs at once: a line for each phase, removed with its last job."""
 
 import logging
 import random

@@ -1,4 +1,4 @@
-"""Files and names of others: a true message, an exit code of its own, and nothing raw."""
+"""Untrusted files and names: the right message and exit code, and no raw control characters."""
 
 import io
 import json

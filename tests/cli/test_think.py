@@ -1,4 +1,4 @@
-"""`hyimg think`, then `hyimg generate`: the same pictures as in one go, and what people edit."""
+"""`hyimg think`, then `hyimg generate`: the same pictures as in one run, and edited texts."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""Finished denoising is never lost: behind a failed decode or write the next attempt only decodes,
-and its frames are those of an undisturbed run.
+"""Finished denoising is never lost: after a failed decode or write, the next attempt only
+decodes, and its frames are those of an undisturbed run.
 """
 
 import errno

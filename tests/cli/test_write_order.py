@@ -1,4 +1,4 @@
-"""A result's line is written behind its files: after any kill a line's files are there."""
+"""A result line is written after its files: after any kill, the files of each line exist."""
 
 import json
 from collections.abc import Callable, Sequence

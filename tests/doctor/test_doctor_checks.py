@@ -1,4 +1,4 @@
-"""Each check against a machine that lacks what it looks for. What is there is cli/test_doctor's."""
+"""Each check on a machine that lacks what it looks for; cli/test_doctor.py has a complete one."""
 
 import json
 import shutil

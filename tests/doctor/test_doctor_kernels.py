@@ -1,4 +1,4 @@
-"""What Triton needs beside itself, said before the first kernel of a run fails for it."""
+"""Requirements of Triton are reported before the first kernel of a run fails without them."""
 
 import shutil
 import sysconfig

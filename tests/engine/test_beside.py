@@ -1,4 +1,4 @@
-"""Reading ahead and writing behind: order, faults, and what is counted as done beside."""
+"""Reading ahead and writing later: order, faults, and the time that overlaps with the model."""
 
 import threading
 from collections import deque

@@ -1,5 +1,5 @@
-"""Jobs that come at any time and join a drawing at any step: pixels as alone, whoever leaves and
-whatever memory is short; online ones first; nothing shared between scopes.
+"""Jobs that come at any time and join a drawing at any step: pixels as alone, even if others
+leave or memory runs out; online jobs first; nothing shared between scopes.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Garbage collection stays put off until the last of several threads no longer wants it so."""
+"""Garbage collection stays paused until the last of several threads ends its pause."""
 
 import gc
 from contextlib import ExitStack

@@ -1,4 +1,6 @@
-"""Captures that fail, or give something else: the same numbers, and not a word too few about it."""
+"""Captures that fail, or give something else: the same numbers, and a warning each time it
+matters.
+"""
 
 import logging
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sessions whose model is split over ranks: one process's pictures, whatever a rank does."""
+"""Sessions whose model is split over ranks: the pictures of one process, even if a rank fails."""
 
 import os
 import signal

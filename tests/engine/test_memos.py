@@ -1,4 +1,4 @@
-"""What is kept in memory beside pictures: its counters stand in every line, and change no id."""
+"""Values kept in memory between pictures: their counters are in every line and change no id."""
 
 from dataclasses import replace
 from pathlib import Path

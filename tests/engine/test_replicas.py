@@ -1,4 +1,4 @@
-"""Replicas as processes without torch: who does what, and what is left when one is killed."""
+"""Replicas as processes without torch: shares of work, and what is left after a kill."""
 
 import errno
 import json

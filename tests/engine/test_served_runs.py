@@ -1,5 +1,5 @@
-"""Runs of manifests with a server's engine: what `hyimg generate` makes, to the bit, whoever is
-at work beside them, and either goes on with what the other began.
+"""Runs of manifests with a server's engine: the bits of `hyimg generate`, whatever other work
+there is, and each resumes the other's runs.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A server's engine, its pipeline a fake: who is told what, who ends when, who is left alone."""
+"""A server's engine with a fake pipeline: events, ends, and isolation of each caller."""
 
 import signal
 import threading

@@ -1,5 +1,5 @@
-"""Out of memory where nothing is shared out anew: what is tried, in which order, to the same bits;
-and what one group learns for the next.
+"""Out of memory without dividing work anew: what is tried, in which order, to the same bits; and
+what one group learns for the next.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Encoding beside the model: the same rows and counts as in turn; its faults stall nothing."""
+"""Encoding while the model works: the same rows and counts as in turn; faults stall nothing."""
 
 import threading
 import time

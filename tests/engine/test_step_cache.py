@@ -1,4 +1,4 @@
-"""Pictures under a lossy step cache: the same in any batch, behind any job, in any attempt."""
+"""Pictures under a lossy step cache: the same in any batch, after any job, in any attempt."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace

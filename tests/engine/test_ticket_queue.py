@@ -1,4 +1,4 @@
-"""Tickets wait online first and callers in turn; each is told of exactly one end."""
+"""Order of tickets: online first, callers in turn; each gets exactly one end."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What the engine holds on a GPU, counted on a fake one, beside what `hyimg plan` says of it."""
+"""Memory of the engine, counted on a fake GPU, compared with `hyimg plan`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

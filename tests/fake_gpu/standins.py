@@ -1,7 +1,7 @@
-"""What stands in for kernels that only a GPU can run: nothing is started, outputs are made.
+"""Stand-ins for kernels that only a GPU can run: outputs are made, nothing is launched.
 
-Triton's launches and torch's fused attention are told about, with their arguments, to whoever asks.
-Tensors are fake ones, of any size, or real ones on a CPU, whose attention is computed as ever.
+Callers can record Triton's launches and torch's fused attention with their arguments. Tensors are
+fake ones of any size, or real ones on a CPU, whose attention is computed as usual.
 """
 
 from collections.abc import Callable, Iterator

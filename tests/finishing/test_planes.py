@@ -1,4 +1,4 @@
-"""Quicker ways of what scipy does: equal to its own."""
+"""Faster versions of scipy's functions: equal results."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What registration makes of pictures that say little of where they are: it stays in place."""
+"""Registration of pictures that hardly show a shift: the redraw stays in place."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Files of an edit that keeps its source outside: what is equal, carried along, refused."""
+"""Files of an edit with `keep_outside`: what is equal, carried along, refused."""
 
 import json
 from base64 import b64decode

@@ -1,4 +1,4 @@
-"""Rows of one decode step, of unlike lengths, in memory whose unwritten slots are no numbers."""
+"""Rows of one decode step, of different lengths, in memory whose unwritten slots are NaN."""
 
 from dataclasses import dataclass, replace
 from typing import Any

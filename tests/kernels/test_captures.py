@@ -1,4 +1,4 @@
-"""What a capture asks of the GPU, in which order, and what is put right behind one that breaks.
+"""Calls of a capture to the GPU, their order, and the clean-up after one that fails.
 
 torch's own parts are stand-ins that note their calls: no graph is captured without a GPU.
 """

@@ -1,4 +1,4 @@
-"""Experts in main memory: the same bits as on the device, and no more fetched than need be."""
+"""Experts in main memory: the same bits as on the device, and no unnecessary fetches."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A follower that is told what was done to mirrored buffers holds what they hold."""
+"""A follower that gets the changes of mirrored buffers has the same contents."""
 
 import gc
 import pickle

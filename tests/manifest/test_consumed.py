@@ -1,4 +1,4 @@
-"""Settings that no job of the manifest reads are told, each by the name that the user wrote."""
+"""Settings that no job of the manifest uses are reported by the name that the user wrote."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""The names of a manifest's files: filled from each line, told where two would meet."""
+"""The names of a manifest's files: filled from each line, and reported if two collide."""
 
 import json
 from collections.abc import Callable, Mapping

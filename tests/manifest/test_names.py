@@ -1,4 +1,4 @@
-"""A file's id depends on its name alone, is fit for any disk, and is no other file's."""
+"""A file's id depends on its name alone, is valid on any disk, and is unique."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Every field that names files: resolved, moved and told alike, whatever field it is."""
+"""Every field that names files: all are resolved, moved and reported in the same way."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Jobs dealt to shards: a partition that all shards agree on, together what is shared, even."""
+"""Jobs dealt to shards: an even partition that all shards agree on; shared work stays together."""
 
 import subprocess
 import sys

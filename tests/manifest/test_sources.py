@@ -1,4 +1,4 @@
-"""What files, folders and patterns of a command line stand for, and what is said of the rest."""
+"""Pictures that files, folders and patterns of a command line name, and notes on skipped files."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is compared with what, and what is said where that is not clear."""
+"""Pairs to compare, and errors if they are not clear."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A picture says the same of itself as PNG, JPEG and WebP, however much that is."""
+"""A picture has the same record as PNG, JPEG and WebP, however long it is."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What a PNG tells: parameters that viewers know, the whole job, and nothing of the machine."""
+"""Metadata of a PNG: parameters that viewers know, the whole job, and nothing of the machine."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""Files from anywhere, read back: ours in full, others' as far as they speak, damage by name."""
+"""Records read back: ours in full, other programs' in part, and damaged ones as errors."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""The merge: the library's own bits, and cut-then-blend is the identity."""
+"""The merge: diffusers' own bits, and cut-then-blend is the identity."""
 
 import pytest
 import torch

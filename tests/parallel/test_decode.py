@@ -1,4 +1,4 @@
-"""Tiles over ranks against the library's own tiled decode: the same bits, whatever the grid."""
+"""Tiles over ranks against diffusers' own tiled decode: the same bits, whatever the grid."""
 
 from collections.abc import Callable
 

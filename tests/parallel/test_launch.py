@@ -1,4 +1,4 @@
-"""A process beside this one, tied to it before it has done anything."""
+"""A launched process, which ends with this one from its very start."""
 
 import os
 import subprocess

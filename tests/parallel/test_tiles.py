@@ -1,4 +1,4 @@
-"""The tile rule against the library's loops, its refusals, and who decodes what."""
+"""The tile rule against diffusers' loops, its refusals, and each rank's tiles."""
 
 import itertools
 

@@ -1,7 +1,8 @@
 """Golden cases: tensors that the official code produced on a small random checkpoint.
 
-The folder is the copy beside this file, or what HYIMG_GOLDENS names: any folder of the same layout.
-Every number comes from the folder; a case may omit tensors, but a test that compared nothing fails.
+The folder is the copy next to this file, or what HYIMG_GOLDENS names: any folder of the same
+layout. Every number comes from the folder; a case may omit tensors, but a test that compared
+nothing fails.
 """
 
 import json

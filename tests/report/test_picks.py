@@ -1,4 +1,4 @@
-"""What the page shows of picks: each candidate's line, values, and why it is where."""
+"""Picks on the page: each candidate's line, values, and the reason for its rank."""
 
 import json
 from pathlib import Path

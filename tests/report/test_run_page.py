@@ -1,4 +1,4 @@
-"""The data of a run's page: what is in a record, what is written when, and what is left out."""
+"""The data of a run's page: contents of a record, when it is written, and what is left out."""
 
 import json
 import os

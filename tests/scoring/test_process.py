@@ -1,4 +1,4 @@
-"""Scorers that misbehave: each case has a value, or none and why; the others are unharmed."""
+"""Scorers that misbehave: each case has a value or a reason for none; others are not affected."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What is derived from the declarations, held against what is written here a second time."""
+"""Values derived from the declarations, compared with a second list here."""
 
 import json
 from collections.abc import Callable

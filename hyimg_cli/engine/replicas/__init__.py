@@ -1,1 +1,1 @@
-"""Several sessions at one plan, each in a process of its own."""
+"""Several sessions that share one plan, each in its own process."""

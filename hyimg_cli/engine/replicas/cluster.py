@@ -1,7 +1,8 @@
 """Replicas as actors of a Ray cluster, on as many machines as it has.
 
-Ray starts processes and carries messages; it restarts and retries nothing. Who is stopped is seen
-by our own beat, for Ray never notices; what an actor makes travels with its line, as everywhere.
+Ray starts processes and carries messages; it restarts and retries nothing. Ray does not notice
+stopped processes, so our own heartbeat does. Files of an actor travel together with its result
+line.
 """
 
 import atexit

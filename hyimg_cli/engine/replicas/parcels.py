@@ -1,4 +1,4 @@
-"""What travels where run and replica share no disk: a message, and the files that it tells of."""
+"""Messages together with the files that they name, for a run and replicas without a common disk."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping

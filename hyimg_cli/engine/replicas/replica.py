@@ -1,8 +1,8 @@
-"""A replica at work, whatever carries its messages: pieces of a plan through a session of its own.
+"""Run a replica over any transport: it works on pieces of a plan in its own session.
 
-Its files lie in the replica's folder when a message tells of them; the run moves them to where they
-belong. Of the progress of a job the latest is told, once a second: a run of a thousand replicas
-reads all of it.
+Its files are in the replica's folder when a message names them; the run moves them to their places.
+Only the latest progress of a job is sent, once a second, because a run may read it from a thousand
+replicas.
 """
 
 import importlib

@@ -1,11 +1,11 @@
-"""Several sessions at one plan, each a replica with a model of its own; no torch here.
+"""Several sessions that share one plan, each a replica with its own model; no torch here.
 
     this process    the folder, its lock, its files and its journal; the queue of jobs; one stream
     replica 0 .. N  a session on GPUs of its own, or on its share of the CPU's threads
 
 A replica writes its files into a folder of its own, `OUT/.replica-N`. This process moves them to
-where they belong, then writes the lines, then tells of the jobs. So a kill anywhere leaves no line
-without its file, and whoever is no longer listened to changes nothing.
+their places, then writes the lines, then sends the jobs' events. So a kill anywhere leaves no line
+without its file, and a replica that was given up changes nothing.
 """
 
 import logging

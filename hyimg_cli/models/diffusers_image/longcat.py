@@ -1,10 +1,10 @@
-"""LongCat-Image as modular blocks. The library has only its classic pipelines: these blocks call
+"""LongCat-Image as modular blocks. diffusers has only its classic pipelines, so these blocks call
 their functions, and take the rest from Flux, which has the same latents.
 
     text_encoder ▸ vae_encoder.preprocess ▸ vae_encoder.encode      vae_encoder: edits only
     ▸ denoise.input ▸ denoise.denoise ▸ denoise.after_denoise ▸ decode
 
-By default the library lets the text encoder rewrite the prompt of a new picture. These blocks never
+By default, diffusers lets the text encoder rewrite the prompt of a new picture. These blocks never
 do.
 """
 

@@ -1,4 +1,4 @@
-"""Picture editors of diffusers, run by the library's own modular blocks.
+"""Picture editors of diffusers, run by diffusers' own modular blocks.
 
 A job's inputs select the blocks, which are named by stage:
 

@@ -1,12 +1,12 @@
-"""Keys and values that depend on neither step nor noise, of jobs that share what they are of.
+"""Keys and values that depend on neither step nor noise, shared by jobs with the same inputs.
 
     pictures, then text    [ pictures ][ text ][ canvas ]    each sees itself and what is before it
     references             [ references ][ text, canvas ]    the references see nothing else
 
-What stands in front is a job's prefix. Each of its segments is computed by a forward of its own,
-whether it is kept for other jobs or not, so that a job has the same bits whichever jobs were before
-it. Behind it the library's transformer computes the rest at each step, as it does where it keeps
-the prefix for one job. Without a tree it does just that: the first step computes prefix and canvas
+The part before the canvas is a job's prefix. Each of its segments is computed by its own forward,
+whether it is kept for other jobs or not, so a job's bits do not depend on earlier jobs. After the
+prefix, diffusers' transformer computes the rest at each step, as it does when it keeps the prefix
+for one job. Without a tree, it does exactly that: the first step computes prefix and canvas
 together, which rounds differently.
 """
 

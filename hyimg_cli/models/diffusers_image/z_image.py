@@ -1,4 +1,4 @@
-"""Z-Image's denoiser with the guidance of the library's classic pipeline."""
+"""Z-Image's denoiser with the guidance of diffusers' classic pipeline."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A checkpoint's transformers as the run's settings need them, by the library's own means.
+"""A checkpoint's transformers as the run's settings need them, by diffusers' own means.
 
     fp8   stored in 8 bits, each layer widened for its forward (layerwise casting)
     nf4   4 bits by bitsandbytes

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2: the library's own transformer forward, one transformer or two.
+"""Wan 2.1 and 2.2: diffusers' own transformer forward, one transformer or two.
 
 Its forward reads nothing back and takes no mask; only the scheduler's step needed help.
 """

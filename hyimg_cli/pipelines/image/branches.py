@@ -1,16 +1,16 @@
-"""Guidance branches, each on the longest prefix that is there already.
+"""Guidance branches, each started from the longest prefix that already exists.
 
     AR stage's context   s0 s1 .. [image] .. text .. tag        fed, committed
     positive branch      \\_______ forked ________/ rest computed
     negative branch      \\__ forked __/ <cfg> .. computed      (shares the system prompt and
     images)
 
-Where a model lends prefixes, a branch all of whose prefix another one has lies in its memory.
-Where branches have ranks of their own each is started there, from the context, which all ranks
-have, or from the tree's part for that branch, and the prefills are one forward.
-What is forked is what the ids agree on, counted from the front; reuse is exact because a token's
-K/V depend on nothing behind it. Without an AR stage the tree of other jobs' prefixes stands in for
-it. Recomputing starts every branch from an empty buffer.
+Where a model lends prefixes, a branch all of whose prefix another one has lies in its memory. Where
+branches have ranks of their own each is started there, from the context, which all ranks have, or
+from the tree's part for that branch, and the prefills are one forward. A fork takes the rows up to
+the first id that differs; reuse is exact because a token's K/V do not depend on later tokens.
+Without an AR stage, the tree of other jobs' prefixes is used instead. Recomputing starts every
+branch from an empty buffer.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,8 @@
     encoder thread                             └▶ encodes it while the model works
     the run itself   `encode`: there already, or encoded now
 
-One image is encoded at a time, whoever asks. What goes wrong early is tried again in its turn,
-where it is its own job's fault alone.
+One image is encoded at a time, whichever thread asks. An image that fails ahead of its turn is
+tried again in its turn, where it can only fail its own job.
 """
 
 import logging

@@ -8,9 +8,9 @@ ended, or to go on with forced tokens, has then decoded one row too many: that r
 of the buffer, its draw is drawn again, and it is counted apart. On a CPU ids are there at once and
 nothing is decoded in vain; ids and draws are the same either way.
 
-A text that is whole is kept for the jobs that would write the same: one decode, n drawings. It is
-known by its job's inputs and by the bytes of its sources. Its ids are kept here; its K/V are in the
-tree of prefixes, behind its prompt's, for as long as there is room.
+A finished text is kept for jobs that would write the same one: one decode, n drawings. Its key is
+its job's inputs and the bytes of its sources. Its ids are kept here; its K/V are in the tree of
+prefixes, after its prompt's, as long as they fit.
 """
 
 # Legend: V vocabulary, R row (a job that writes)

@@ -1,3 +1,3 @@
 """What videos and edited pictures have in common: conditions encoded once, latents denoised step
-by step and kept on the way.
+by step and saved in between.
 """

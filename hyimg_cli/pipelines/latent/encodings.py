@@ -1,8 +1,8 @@
 """Prompts and start pictures as a video model reads them: from memory, else from disk, else
 embedded now.
 
-What a key holds is the encoder's own affair; seeds and steps are no part of it. Embeddings are
-read, never written: a job gets the very tensors that another one had.
+The encoder decides the contents of a key, which never include seeds or steps. Embeddings are never
+modified: jobs share the same tensors.
 """
 
 import logging

@@ -1,11 +1,10 @@
-"""The latents of a job whose file is not on disk yet: those behind the last denoise step in any
-case, those on the way every few steps where that was asked for. A killed or failed job goes on
-there.
+"""The latents of a job whose file is not on disk yet: after the last denoise step, and every few
+steps if that was asked for. A killed or failed job continues from them.
 
     OUT/latents/<custom_id>.safetensors     a line with a checksum, then the tensors
 
-They leave when the video's file and its line are on disk. What is not whole, or is of another job,
-is left aside: the job then starts at its first step.
+They are removed when the job's file and its line are on disk. Incomplete latents, or those of
+another job, are ignored: the job then starts at its first step.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Models that denoise latents, at work: a model, what it has encoded, and the latents of what is
-not done yet.
+"""Pipelines of models that denoise latents: a model, its encodings, and the latents of
+unfinished jobs.
 """
 
 import time

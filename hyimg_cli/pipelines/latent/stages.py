@@ -1,10 +1,9 @@
-"""Encode and denoise, the first stages of a job whose model denoises latents and nothing else.
-Latents that an earlier attempt has kept stand for the steps before them.
+"""Encode and denoise, the first stages of a job whose model only denoises latents. Latents kept by
+an earlier attempt replace the steps before them.
 
-A stage raises JobError for what is wrong with its job alone. Nothing of a job outlives it: its
-denoiser is made for it, whatever became of the one before. Jobs that are denoised together, where
-that was asked for since it rounds differently, are encoded and decoded alone, with their own noise
-and conditions.
+A stage raises JobError for a fault of its job alone. No state is left after a job: each gets a new
+denoiser. Jobs that are denoised together (only if asked for, because it rounds differently) are
+encoded and decoded alone, with their own noise and conditions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,5 @@
-"""Faults planted below the bench, in the engine of one variant alone. The bench is told nothing.
+"""Faults planted below the bench, in the engine of one variant alone. The bench does not know of
+them.
 
 `Buffer.take` is only called where a branch starts from K/V that are there already: the reuse path.
 """

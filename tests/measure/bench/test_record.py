@@ -1,4 +1,4 @@
-"""What a comparison leaves behind: its three files, its pictures, and an exit code."""
+"""Results of a comparison: three files, pictures, and an exit code."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Recompute at every step: its latents and its counted rows against a plain twin."""
+"""Recompute at every step: latents and counted rows against a simple program without a cache."""
 
 from collections import Counter
 from dataclasses import replace

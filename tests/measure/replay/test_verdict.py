@@ -1,4 +1,4 @@
-"""What is said of two files: equal by digest, apart by distance, and why."""
+"""Verdicts on two files: equal by digest, or their distance and possible reasons."""
 
 import json
 from pathlib import Path

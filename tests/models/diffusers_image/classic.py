@@ -1,4 +1,4 @@
-"""Lines of a manifest, what hyimg makes of them, and what the library's classic pipelines do."""
+"""Manifest lines, drawn by hyimg and by diffusers' classic pipelines."""
 
 import json
 from collections.abc import Callable

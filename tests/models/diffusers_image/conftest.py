@@ -1,4 +1,4 @@
-"""Picture editors of the library, tiny ones, written once; sources for them."""
+"""Tiny picture editors of diffusers, written once, and sources for them."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Picture editors of the library: the classic pipelines' pixels, whatever a run shares."""
+"""Picture editors of diffusers: the classic pipelines' pixels, whatever a run shares."""
 
 import json
 import shutil

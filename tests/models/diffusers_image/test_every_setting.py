@@ -1,5 +1,5 @@
-"""Every setting and every field of a line on an editor: it is followed, told, or refused by name;
-none is passed over.
+"""Every setting and every field of a line on an editor: it is followed, reported, or refused by
+name; none is ignored.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Edits in one process, in shards, by replicas and in a bucket: the same files; beside other kinds
-of models in one run, whichever has to go.
+"""Edits in one process, in shards, by replicas and in a bucket: the same files. Also with other
+kinds of models in one run, whichever leaves memory.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `plan` says of picture editors: the run's own counts, by what the library's blocks read."""
+"""Counts of `plan` for picture editors equal the run's, by the inputs of diffusers' blocks."""
 
 import json
 from collections.abc import Callable

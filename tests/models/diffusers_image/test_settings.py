@@ -1,4 +1,4 @@
-"""Settings of memory, of the transformer and of the schedule, on editors: the library's bits where
+"""Settings of memory, of the transformer and of the schedule, on editors: diffusers' bits if
 they promise them.
 """
 

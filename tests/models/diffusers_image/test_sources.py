@@ -1,4 +1,4 @@
-"""Sources of every kind and odd texts: right, or refused by name; what was cut is told."""
+"""Sources of every kind and odd texts: right, or refused by name; a cut is reported."""
 
 from pathlib import Path
 from typing import Any

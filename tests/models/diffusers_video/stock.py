@@ -1,5 +1,5 @@
-"""HunyuanVideo-1.5 by the library's own forward, padded and masked as its pipeline does: what the
-product's way through the same modules is held against, to the bit of the pipeline.
+"""HunyuanVideo-1.5 by diffusers' own forward, padded and masked as in its pipeline: the
+reference for hyimg's forward through the same modules.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width

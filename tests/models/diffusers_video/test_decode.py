@@ -1,4 +1,4 @@
-"""Frames are the library's decode; its pieces put together by hand are the same bits."""
+"""Frames are diffusers' decode; its pieces put together by hand are the same bits."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Denoising equals the library's pipeline, resumes, forgets the job before, reads nothing back."""
+"""Denoising equals diffusers' pipeline, resumes, keeps no state between jobs, reads nothing
+back.
+"""
 
 import json
 import pickle

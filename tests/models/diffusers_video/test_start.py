@@ -1,7 +1,7 @@
-"""Image-to-video equals the library's own pipelines, latents and pixels, for every family.
+"""Image-to-video equals diffusers' own pipelines, latents and pixels, for every family.
 
-The library is given the picture and a fresh pipeline from the same folder; both sides start from
-disk, with random weights, so any slip (order of channels, mask, fit, tokens) moves every value.
+diffusers gets the picture and a fresh pipeline from the same folder; both sides start from disk,
+with random weights, so any slip (order of channels, mask, fit, tokens) moves every value.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Videos under a lossy step cache: which steps run a network, resume, jobs behind one another."""
+"""Videos under a lossy step cache: which steps run a network, resume, jobs one after another."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The picture VAE tile by tile: the released rule, the library's blend, ranks, and the flag."""
+"""The picture VAE tile by tile: the released rule, diffusers' blend, ranks, and the flag."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tokens that stand in tokenizer_config.json alone, as transformers reads them."""
+"""Tokens that are only in tokenizer_config.json, as transformers reads them."""
 
 import json
 import shutil
