@@ -160,6 +160,10 @@ class BlockDenoiser(LatentDenoiser):
         for _, condition in model.folder.encodings(job, [digests[path] for path in job.images]):
             model.put(self._state, condition, embeddings[condition])
         model.run(before, self._state)
+        for name, value in self._state.values.items():
+            if name.endswith("embeds_mask") and value is not None and value.all():
+                # As in the classic pipeline: attention takes longer with a mask that masks nothing.
+                self._state.set(name, None)
         self._timesteps = self._tensor("timesteps")
         self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
         # K/V that are the same at each step, shared with other jobs in the model's tree.
