@@ -22,6 +22,7 @@ from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.picks import ScoresFile
+from hyimg_cli.report.page import render
 from hyimg_cli.scoring.best_of import draft_of
 from hyimg_cli.scoring.candidates import (
     Candidate,
@@ -77,8 +78,7 @@ def compare_drafts(
         rows = [judge_drafts(tasks, steps, redone) for steps in counts for redone in _REDONE]
         left_out = len(pools[0]) - len(tasks)
         found[scorer.name] = {"tasks": len(tasks), "left_out": left_out, "rows": rows}
-    path = folder / "drafts.json"
-    replace_file(path, (json.dumps({"scorers": found}, indent=2) + "\n").encode())
+    replace_file(folder / "drafts.json", (json.dumps({"scorers": found}, indent=2) + "\n").encode())
     return found
 
 
@@ -165,25 +165,6 @@ def _interval(values: np.ndarray) -> dict[str, float | None]:
     return {"value": round(own, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """The comparison as a table of text."""
-    said = []
-    for name, one in found.items():
-        left_out = f", {one['left_out']} left out" if one["left_out"] else ""
-        said += [f"by {name}, over {one['tasks']} lines{left_out}; 90 % intervals over lines", ""]
-        said += ["| drafts | in full | steps | share of the gain | same steps, fewer in full | |"]
-        said += ["|---|--:|--:|--:|--:|---|"]
-        for row in one["rows"]:
-            share, fewer = (_percent(row[kind]) for kind in ("share", "fewer"))
-            verdict = "worth it, by this scorer" if row["is_worth_it"] else "not worth it"
-            steps = f"{row['steps']:g} of {row['steps_of_all_in_full']:g}"
-            cells = [f"{row['draft_steps']} steps", row["redone"], steps, share, fewer, verdict]
-            said.append(f"| {' | '.join(map(str, cells))} |")
-        said.append("")
-    return said
-
-
-def _percent(one: Mapping[str, float | None]) -> str:
-    if one["value"] is None:
-        return "no gain"
-    return f"{one['value']:.0%} ({one['low']:.0%} to {one['high']:.0%})"
+def markdown(found: Mapping[str, Any]) -> str:
+    """The comparison as tables."""
+    return render("drafts.md", scorers=found)
