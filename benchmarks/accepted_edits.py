@@ -28,7 +28,9 @@ from tiny_world.heldout import held_out
 from tiny_world.judge import judge
 from tiny_world.scenes import random_scene
 
-_RESAMPLES, _TAILS = 4000, (2.5, 97.5)
+from hyimg_cli.measure.bench.drafts import resampled_sums
+
+_TAILS = (2.5, 97.5)
 
 
 def edits(seed: int, count: int) -> list[Edit]:
@@ -70,9 +72,7 @@ def measure(out: Path, asked: list[Edit]) -> dict[str, tuple[float, float, float
         own, picked = right[line["candidate_of"]], line["picked"]
         mean = sum(own.values()) / len(own)
         rows.append([len(picked), sum(own[one] for one in picked), len(picked) * mean, 1, mean])
-    table = np.array(rows, float)
-    draws = np.random.default_rng(0).integers(len(table), size=(_RESAMPLES, len(table)))
-    accepted, hits, same, lines, every = np.vstack([table.sum(0), table[draws].sum(1)]).T
+    accepted, hits, same, lines, every = resampled_sums(rows)
     shares = {
         "all": every / lines,
         f"accepted ({accepted[0]:.0f})": hits / accepted,

@@ -17,6 +17,7 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
+from measured import keep
 from PIL import Image
 
 from hyimg_cli.engine.runner import accept
@@ -54,11 +55,8 @@ def main() -> None:
         place = Path(folder)
         checkpoint = _write(given, place)
         found = [_measure(given, place, checkpoint, count) for count in given.references]
-    report = {name: value for name, value in vars(given).items() if name != "out"}
-    report |= {"torch": torch.__version__, "threads": 1, "found": found}
-    print(json.dumps(report, indent=1))
-    if given.out:
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    keep(given, {"threads": 1, "found": found})
 
 
 def _write(given: argparse.Namespace, place: Path) -> Path:

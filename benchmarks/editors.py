@@ -12,23 +12,22 @@ import argparse
 import json
 import math
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from measured import keep, processor_s
 from PIL import Image
 
-from hyimg_cli.journal.provenance import hardware, versions
+from hyimg_cli.quality.metrics import max_abs
 
 SIDE = 256
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 LOOP = """
 import json, sys, warnings
 from pathlib import Path
@@ -77,12 +76,7 @@ def main() -> None:
                 f"{row['ratio']:.2f}x   largest difference {row['levels']} levels",
                 flush=True,
             )
-    if given.out:
-        facts = {name: value for name, value in vars(given).items() if name != "out"}
-        facts |= {"checkpoint": given.checkpoint.name, "date": date.today(), "side": SIDE}
-        facts |= {"hardware": hardware() | {"threads": 1}, "versions": versions()}
-        facts |= {"shapes": shapes(model), "rows": rows}
-        given.out.write_text(json.dumps(facts, default=str, indent=1) + "\n")
+    keep(given, {"side": SIDE, "threads": 1, "shapes": shapes(model), "rows": rows})
 
 
 def spread(seconds: Sequence[float]) -> str:
@@ -124,16 +118,16 @@ def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:
 def run_pair(model: Path, manifest: Path, number: int) -> tuple[float, float, int]:
     """Processor seconds of the loop and of hyimg, and how far their pixels are apart."""
     ours, theirs = (manifest.with_suffix(f".{side}{number}") for side in ("hyimg", "loop"))
-    loop_s = processor_s([sys.executable, "-W", "ignore", "-c", LOOP, model, manifest, theirs])
+    how = {"env": os.environ | ONE_THREAD, "capture_output": True}
+    plain = [sys.executable, "-W", "ignore", "-c", LOOP, model, manifest, theirs]
+    loop_s = processor_s(plain, **how)
     cache = manifest.with_suffix(f".cache{number}")
     command = [sys.executable, "-m", "hyimg_cli", "generate", manifest, "-q", "-o", ours]
-    hyimg_s = processor_s([*command, "--model", model, "--cache-dir", cache, "--device", "cpu"])
-    levels = 0
-    for path in theirs.iterdir():
-        pair = [Image.open(path), Image.open(ours / "outputs" / path.name)]
-        one, other = (np.asarray(picture, np.int16) for picture in pair)
-        levels = max(levels, int(np.abs(one - other).max()))
-    return loop_s, hyimg_s, levels
+    command += ["--model", model, "--cache-dir", cache, "--device", "cpu"]
+    hyimg_s = processor_s(command, **how)
+    pairs = ((path, ours / "outputs" / path.name) for path in theirs.iterdir())
+    levels = (max_abs(*(np.asarray(Image.open(one)) for one in pair)) for pair in pairs)
+    return loop_s, hyimg_s, max(levels)
 
 
 def row_of(pairs: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
@@ -147,15 +141,6 @@ def row_of(pairs: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
         "levels": max(levels),
     }
     return row | {"loop": loop, "hyimg": hyimg}
-
-
-def processor_s(command: Sequence[str | Path]) -> float:
-    """Processor seconds, user and system, of a command on one thread."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    subprocess.run(command, env=os.environ | one_thread, check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ of a process that exports one row is printed next to it.
 import argparse
 import hashlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from measured import processor_s
 from PIL import Image
 
 FORMATS = ("parquet", "webdataset", "folder")
@@ -48,14 +47,6 @@ def write_run(folder: Path, rows: int, side: int) -> Path:
     return folder
 
 
-def processor_s(*words: str) -> float:
-    """The processor seconds of one command."""
-    before = os.times()
-    subprocess.run([*HYIMG, *words], check=True)
-    after = os.times()
-    return sum(after[2:4]) - sum(before[2:4])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
@@ -70,12 +61,12 @@ def main() -> None:
         print(json.dumps({"rows": asked.rows, "bytes of a pair": nbytes / asked.rows}))
         for form in FORMATS:
             taken: dict[str, list[float]] = {"export": [], "verify": [], "one row": []}
+            named = ["--format", form, *ALLOWED]
             for n in range(asked.rounds):
                 out = str(folder / f"{form}-{n}")
-                taken["export"].append(processor_s(run, "-o", out, "--format", form, *ALLOWED))
-                taken["verify"].append(processor_s("--verify", out, "-q"))
-                single = (one, "-o", f"{out}-one", "--format", form, *ALLOWED)
-                taken["one row"].append(processor_s(*single))
+                taken["export"].append(processor_s([*HYIMG, run, "-o", out, *named]))
+                taken["verify"].append(processor_s([*HYIMG, "--verify", out, "-q"]))
+                taken["one row"].append(processor_s([*HYIMG, one, "-o", f"{out}-one", *named]))
             size = sum(p.stat().st_size for p in Path(out).rglob("*") if p.is_file())
             facts = {name: [min(s), statistics.median(s), max(s)] for name, s in taken.items()}
             rate = asked.rows / (facts["export"][1] - facts["one row"][1])

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,8 @@ def clock(case: Case) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "verdict": found.verdict.name,
         "processor_s": {name: spread_of([run.wall_s for run in of]) for name, of in runs.items()},
-        "over_once": asdict(once.speedup),
-        "over_every": asdict(every.speedup),
+        "over_once": once.speedup,
+        "over_every": every.speedup,
         "rows": {name: dict(of[0].rows) for name, of in runs.items()},
     }
 

@@ -18,19 +18,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from measured import keep
 from PIL import Image
-
-from hyimg_cli.journal.provenance import hardware
 
 _HERE = Path(__file__).resolve().parent.parent
 _PICTURES = 3
 _EDITS = 8
-_AT_MOST_S = 3600.0
 
 
 def main() -> None:
@@ -51,9 +48,7 @@ def main() -> None:
                 found = {"kind": kind, "lines": given.lines} | _run(tree, command, manifest)
                 print(json.dumps(found), flush=True)
                 runs.append(found)
-    if given.out:
-        found = {"machine": hardware(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "runs": runs}
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    keep(given, {"runs": runs})
 
 
 def _run(tree: Path, command: str, manifest: Path) -> dict[str, Any]:

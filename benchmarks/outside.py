@@ -17,11 +17,13 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measured import keep
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -33,7 +35,6 @@ from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.journal.job_pictures import finish
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.provenance import hardware, versions
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.media.formats import encode
 from hyimg_cli.settings.run import OutputConfig
@@ -52,12 +53,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=60, help="local edits; half as many whole")
     parser.add_argument("--seed", type=int, default=2024)
     parser.add_argument("--area", type=float, default=0.4e6, help="pixels that a model draws")
-    parser.add_argument("--finish", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/outside.json"))
     given = parser.parse_args()
-    if given.finish:
-        print(json.dumps(_finished(given.finish)))
-        return
     kinds = (
         ("local", LOCAL, given.cases),
         ("global", GLOBAL, given.cases // 2),
@@ -68,12 +65,7 @@ def main() -> None:
         for one in cases(count, given.seed + number, names, given.area):
             rows[group].append(_measured(one))
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
         "what": "simulated edits and redraws of packaged photographs; equality counted in files",
-        "hardware": hardware(),
-        "versions": versions(),
-        "seed": given.seed,
-        "area": given.area,
         "local": {kind: _spread([r for r in rows["local"] if r["edit"] == kind]) for kind in LOCAL},
         "all_local": _spread(rows["local"]),
         "global": _verdicts(rows["global"]),
@@ -82,8 +74,7 @@ def main() -> None:
         "large": list(_large()),
         "cases": [row for group in rows.values() for row in group],
     }
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(given, result)
     print(json.dumps({name: of for name, of in result.items() if name != "cases"}, indent=1))
     assert result["all_local"]["equal_outside"]["min"] == 1.0, "outside every pixel is equal"
 
@@ -201,9 +192,8 @@ def _large() -> Iterator[dict[str, Any]]:
         for file, pixels in pictures.items():
             Image.fromarray(pixels).save(f"{name}/{file}", quality=95)
         for file in list(pictures)[:2]:
-            command = [sys.executable, __file__, "--finish", f"{name}/{file}"]
-            ran = subprocess.run(command, check=True, capture_output=True, text=True)
-            yield json.loads(ran.stdout)
+            with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+                yield alone.submit(_finished, Path(name) / file).result()
 
 
 def _finished(source: Path) -> dict[str, Any]:

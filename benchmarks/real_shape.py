@@ -53,7 +53,7 @@ from shapes.floors import Floors, floors
 from shapes.kept import Kept, facts_of_run
 from shapes.network import layers_that_fit
 from shapes.rows import Bench, groups
-from shapes.run import PARTS, Run, Settings, said
+from shapes.run import PARTS, Run, said
 from shapes.timing import Deadline, let_go
 from workload import SCALES, Workload, workload
 
@@ -71,18 +71,18 @@ def main() -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
-    settings, deadline = _settings(arguments), Deadline(60 * arguments.minutes)
+    deadline = Deadline(60 * arguments.minutes)
     has_gpu = torch.cuda.is_available()
-    if settings.scale.name == "real" and not has_gpu:
+    if arguments.scale.name == "real" and not has_gpu:
         raise SystemExit("no GPU: --scale tiny runs the same code on a CPU, and measures nothing")
     device = torch.device("cuda:0" if has_gpu else "cpu")
     torch.manual_seed(0)
-    kept = Kept(arguments.out, facts_of_run(settings.scale, arguments.minutes))
+    kept = Kept(arguments.out, facts_of_run(arguments.scale, arguments.minutes))
     kept.write()
-    whole = Run(settings, device, deadline, kept)
-    forms = settings.forms if {"rows", "requests"} & set(settings.parts) else ()
+    whole = Run(arguments, device, deadline, kept)
+    forms = arguments.forms if {"rows", "requests"} & set(arguments.parts) else ()
     parts = [partial(_one_form, form) for form in forms]
-    parts += [_checkpoint] if "checkpoint" in settings.parts else []
+    parts += [_checkpoint] if "checkpoint" in arguments.parts else []
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate(parts):
             part(Path(folder), whole.share(len(parts) - number))
@@ -94,9 +94,9 @@ def _measure(arguments: argparse.Namespace) -> None:
 
 def _one_form(form: str, folder: Path, run: Run) -> None:
     """A network, its rows, and with the first format whole requests; then all is let go."""
-    settings, kept = run.settings, run.kept
+    asked, kept = run.asked, run.kept
     try:
-        load = _workload(folder / form, run, settings.layers or settings.scale.layers)
+        load = _workload(folder / form, run, asked.layers or asked.scale.layers)
         rows, requests = _wanted_rows(load, run), _wanted_requests(form, run)
         if not rows and not requests:
             return
@@ -106,7 +106,7 @@ def _one_form(form: str, folder: Path, run: Run) -> None:
     except Exception as error:
         kept.leave_out("everything", form, f"not built: {said(error)}")
         return
-    layers, scale = load.arch.num_hidden_layers, settings.scale
+    layers, scale = load.arch.num_hidden_layers, asked.scale
     subject = Subject(form, layers, measured, layers == scale.layers, scale.name == "real")
     bench = Bench(model, load, subject)
     for group in rows:
@@ -121,32 +121,32 @@ def _one_form(form: str, folder: Path, run: Run) -> None:
 
 def _wanted_rows(load: Workload, run: Run) -> list[Group]:
     """The groups cut to what is asked for and, if no layer is run, not measured yet."""
-    if "rows" not in run.settings.parts:
+    if "rows" not in run.asked.parts:
         return []
     there = {row.name for row in run.kept.rows if row.form == ANY_FORM}
-    cut = [replace(g, names=run.settings.wanted(g.names)) for g in groups(load)]
+    cut = [replace(g, names=run.wanted(g.names)) for g in groups(load)]
     cut = [replace(g, names=tuple(n for n in g.names if n not in there)) for g in cut]
     return [group for group in cut if group.names]
 
 
 def _wanted_requests(form: str, run: Run) -> tuple[str, ...]:
     """Whole requests, which the first format's network takes."""
-    settings = run.settings
-    wanted = settings.wanted(serving.names(settings.scale)) if "requests" in settings.parts else ()
-    if wanted and form != settings.forms[0]:
-        run.kept.leave_out("requests", form, f"those of {settings.forms[0]} are enough")
+    asked = run.asked
+    wanted = run.wanted(serving.names(asked.scale)) if "requests" in asked.parts else ()
+    if wanted and form != asked.forms[0]:
+        run.kept.leave_out("requests", form, f"those of {asked.forms[0]} are enough")
         return ()
     return wanted
 
 
 def _workload(folder: Path, run: Run, layers: int) -> Workload:
     folder.mkdir()
-    return workload(folder, run.settings.scale, layers)
+    return workload(folder, run.asked.scale, layers)
 
 
 def _fitting(load: Workload, form: str, folder: Path, run: Run) -> tuple[Workload, float | None]:
     """The workload with as many layers as there is memory for, and that memory."""
-    free = run.settings.memory_bytes
+    free = run.asked.memory_gb and 1e9 * run.asked.memory_gb
     if free is None and run.device.type == "cuda":
         let_go()
         free = torch.cuda.mem_get_info(run.device)[0]
@@ -197,25 +197,12 @@ def _dtype(run: Run) -> torch.dtype:
 
 
 def _checkpoint(folder: Path, run: Run) -> None:
-    place = run.settings.checkpoint or folder / "checkpoint"
+    place = run.asked.checkpoint or folder / "checkpoint"
     place.mkdir(parents=True, exist_ok=True)
     try:
         checkpoint.measure(place, run)
     except Exception as error:
         run.kept.leave_out("checkpoint", ANY_FORM, said(error))
-
-
-def _settings(arguments: argparse.Namespace) -> Settings:
-    return Settings(
-        scale=SCALES[arguments.scale],
-        layers=arguments.layers,
-        forms=_chosen(arguments.forms, FORMS, "format"),
-        parts=_chosen(arguments.parts, PARTS, "part"),
-        only=tuple(arguments.only or ["*"]),
-        profiles_all=arguments.profile,
-        memory_bytes=None if arguments.memory_gb is None else 1e9 * arguments.memory_gb,
-        checkpoint=arguments.checkpoint,
-    )
 
 
 def _chosen(given: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -233,13 +220,17 @@ def _arguments() -> argparse.Namespace:
     add("--minutes", type=float, default=9.0, help="for everything, building too")
     add("--forms", default="fp8,dense", help="fp8, dense, or both, in that order")
     add("--parts", default="rows,requests", help="of rows, requests, checkpoint")
-    add("--only", nargs="+", help="names of rows, with * for any letters")
+    add("--only", nargs="+", default=["*"], help="names of rows, with * for any letters")
     add("--profile", action="store_true", help="of every row, not of misses alone")
     add("--memory-gb", type=float, help="count layers by so much memory, not by what is free")
     add("--checkpoint", type=Path, help="folder where the checkpoint is written, and stays")
     add("--out", type=Path, help="the result as JSON")
     add("--compare", type=Path, nargs=2, help="an old and a new result; nothing is measured")
-    return parser.parse_args()
+    given = parser.parse_args()
+    given.scale = SCALES[given.scale]
+    given.forms = _chosen(given.forms, FORMS, "format")
+    given.parts = _chosen(given.parts, PARTS, "part")
+    return given
 
 
 if __name__ == "__main__":

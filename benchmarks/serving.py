@@ -34,6 +34,7 @@ import httpx
 import numpy as np
 import psutil
 import torch
+from measured import keep
 from PIL import Image
 
 from hyimg_cli.engine.run import AnySession, ManifestRun
@@ -115,18 +116,8 @@ def seconds(work: Callable[[], object], process: psutil.Process) -> dict[str, fl
 
 def in_turns(lines: list[Line], ask: Callable[[Line, str], object]) -> None:
     """Let 32 callers ask for one line after another until all are drawn."""
-    left, lock = iter(lines), threading.Lock()
-
-    def client(name: str) -> None:
-        while True:
-            with lock:
-                line = next(left, None)
-            if line is None:
-                return
-            ask(line, name)
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(client, [f"client-{n}" for n in range(CLIENTS)]))
+    with ThreadPoolExecutor(CLIENTS, "client") as pool:
+        list(pool.map(lambda line: ask(line, threading.current_thread().name), lines))
 
 
 def throughput(bench: Bench, service: Service, server: "Server", given: Any) -> dict[str, Any]:
@@ -327,17 +318,7 @@ def main() -> None:
             found = {"throughput": throughput(bench, service, server, given)}
             found["single"] = single(bench, service, given.requests)
             service.stop(0.0)
-    facts = {name: value for name, value in vars(given).items() if name != "out"}
-    facts |= {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d"), "cpu": cpu_name()}
-    if given.out:
-        given.out.write_text(json.dumps(facts | found, indent=1) + "\n")
-
-
-def cpu_name() -> str:
-    """Return the number of cores and the processor's name."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}"
+    keep(given, found)
 
 
 if __name__ == "__main__":

@@ -67,11 +67,11 @@ def run_names(scale: Scale, *, prewarms: bool) -> dict[str, str]:
 
 def measure(folder: Path, run: Run) -> None:
     """Every row that is wanted; the checkpoint stays in `folder`."""
-    settings, scale = run.settings, run.settings.scale
-    wanted = settings.wanted(names(scale, run.device))
+    scale = run.asked.scale
+    wanted = run.wanted(names(scale, run.device))
     if not wanted:
         return
-    load = workload(folder, scale, settings.layers or LAYERS)
+    load = workload(folder, scale, run.asked.layers or LAYERS)
     found, subject = Checkpoint(load, run.device), Subject(ANY_FORM, load.arch.num_hidden_layers)
     is_late = run.deadline.left_s < found.nbytes / _LEAST_RATE
     if not is_late:
@@ -90,7 +90,7 @@ def measure(folder: Path, run: Run) -> None:
 
 
 def _run(found: "Checkpoint", subject: Subject, run: Run, *, prewarms: bool) -> None:
-    named = run_names(run.settings.scale, prewarms=prewarms)
+    named = run_names(run.asked.scale, prewarms=prewarms)
     try:
         seconds, fault = found.run(prewarms=prewarms, seconds=max(1.0, run.deadline.left_s))
     except Exception as error:

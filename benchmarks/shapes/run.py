@@ -1,12 +1,11 @@
 """A run of the benchmark: what is asked for, what time is left, and rows one by one."""
 
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from pathlib import Path
 
 import torch
-from workload import Scale
 
 from shapes.cases import Case, Subject
 from shapes.kept import Kept
@@ -18,33 +17,17 @@ _LEAST_LEFT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the command line asks for. `memory_bytes`: to count layers by, instead of the GPU's;
-    `checkpoint`: the folder where one is written and left.
-    """
-
-    scale: Scale
-    layers: int | None
-    forms: tuple[str, ...]
-    parts: tuple[str, ...]
-    only: tuple[str, ...]
-    profiles_all: bool
-    memory_bytes: float | None
-    checkpoint: Path | None
-
-    def wanted(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that were asked for."""
-        return tuple(n for n in names if any(fnmatch(n, pattern) for pattern in self.only))
-
-
-@dataclass(frozen=True)
 class Run:
-    """What everything that is measured has at hand."""
+    """What everything that is measured has at hand. `asked`: the command line."""
 
-    settings: Settings
+    asked: Namespace
     device: torch.device
     deadline: Deadline
     kept: Kept
+
+    def wanted(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that were asked for."""
+        return tuple(n for n in names if any(fnmatch(n, pattern) for pattern in self.asked.only))
 
     def share(self, parts: int) -> "Run":
         """The same, with an equal share of the time that is left."""
@@ -79,7 +62,7 @@ class Run:
         let_go()
 
     def _row(self, case: Case, subject: Subject) -> None:
-        is_real = self.settings.scale.name == "real"
+        is_real = self.asked.scale.name == "real"
         seconds = min(2.0 if is_real else 0.02, self.deadline.left_s / 4)
         pace = case.pace if is_real else replace(case.pace, most=min(case.pace.most, 3))
         took = timed(case.call, self.device, seconds=seconds, pace=pace)
@@ -87,7 +70,7 @@ class Run:
         row = subject.row(case, took, note=kernel, fault=fault)
         self.kept.add_row(row)
         # What is done once is not done again to be looked into.
-        if (row.misses_goal or self.settings.profiles_all) and case.pace.least > 1:
+        if (row.misses_goal or self.asked.profile) and case.pace.least > 1:
             self._profile(case, subject.form)
 
     def _profile(self, case: Case, form: str) -> None:

@@ -76,7 +76,7 @@ def bench(
 
     Exit code 0: the pictures agree and the time difference is explained. Exit code 1: otherwise.
     """
-    from hyimg_cli.measure.bench import baseline as earlier_bench
+    from hyimg_cli.measure.bench import record
 
     if compare == DRAFTS:
         flags = {name: ctx.params[name] for name in _MODEL_FLAGS}
@@ -90,8 +90,8 @@ def bench(
         counts = tuple(dict.fromkeys(map(int, steps.split(","))))
         main = scenario.main_steps if scenario.main_steps in counts else counts[-1]
         scenario = replace(scenario, steps=counts, main_steps=main)
-    earlier = earlier_bench.read_baseline(baseline) if baseline else None
-    most = earlier_bench.read_share(max_regress)
+    earlier = record.read_baseline(baseline) if baseline else None
+    most = record.read_share(max_regress)
     folder = output_dir or Path("runs") / f"bench-{scenario.name}"
     # Model and device come from flags, else the environment; nothing else reaches a variant.
     settled = o.settings_of({name: ctx.params[name] for name in _MODEL_FLAGS})
@@ -106,8 +106,8 @@ def bench(
         is_quiet=quiet,
         earlier=earlier,
     )
-    worse = list(earlier_bench.regressions(entry, earlier, most)) if earlier else []
-    if earlier and not earlier_bench.is_same_machine(entry, earlier):
+    worse = list(record.regressions(entry, earlier, most)) if earlier else []
+    if earlier and not record.is_same_machine(entry, earlier):
         render.note("the baseline was measured on another machine, so times were not compared")
     if as_json:
         render.json_line({**entry, "regressions": worse})
@@ -134,7 +134,6 @@ def run_comparison(
 ) -> Mapping[str, Any]:
     """Run a comparison and write its three files; return the contents of `bench.json`."""
     from hyimg_cli.measure.bench import record
-    from hyimg_cli.measure.bench.baseline import read_baseline
     from hyimg_cli.measure.bench.budget import bench_metrics
     from hyimg_cli.measure.bench.harness import Bench
     from hyimg_cli.measure.pairs import BENCH_JSON
@@ -143,7 +142,7 @@ def run_comparison(
     metrics, lpips = bench_metrics(weights)
     benches = [earlier] if earlier else []
     with suppress(UsageError):  # the file that this bench will replace
-        benches.append(read_baseline(folder / BENCH_JSON))
+        benches.append(record.read_baseline(folder / BENCH_JSON))
     found = Bench(
         scenario,
         manifest,

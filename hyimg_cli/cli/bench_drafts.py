@@ -17,7 +17,7 @@ def bench_drafts(
     given: Mapping[str, Any], flags: Mapping[str, Any], counts: str, candidates: int
 ) -> int:
     """Compare, show and record; the exit code, which is 0 whatever the verdict."""
-    from hyimg_cli.measure.bench.drafts import compare_drafts, lines
+    from hyimg_cli.measure.bench.drafts import compare_drafts, markdown
 
     steps = [*dict.fromkeys(part.strip() for part in counts.split(","))]
     if not all(part.isdecimal() and 0 < int(part) <= 1000 for part in steps):
@@ -34,6 +34,6 @@ def bench_drafts(
     if given["as_json"]:
         render.json_line(found)
     else:
-        render.lines("\n".join(lines(found)))
+        render.lines(markdown(found))
         render.note(f"written: {folder}/drafts.json")
     return 0

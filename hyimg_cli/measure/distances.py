@@ -51,24 +51,21 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
         hint = "distances are taken between pictures of one size; nothing is scaled to fit"
         raise UsageError(what, hint=hint, code="quality.size-mismatch")
     for pair in pairs:
-        values: dict[str, list[float]] = {metric.name: [] for metric in metrics}
-        notes: dict[str, None] = {}
-        count = 0
+        rows, notes = list[list[float]](), dict[str, None]()
         try:
             for a, b in zip_longest(_frames(pair.a), _frames(pair.b)):
                 if a is None or b is None:
-                    what = f"the videos differ in length: one ends after {count} frames"
+                    what = f"the videos differ in length: one ends after {len(rows)} frames"
                     raise UsageError(what, hint="cut the longer one", code="eval.frame-count")
-                for metric in metrics:
-                    values[metric.name].append(metric.measure(a[0], b[0]))
+                rows.append([metric.measure(a[0], b[0]) for metric in metrics])
                 notes |= dict.fromkeys((*a[1], *b[1]))
-                count += 1
-            if not count:
+            if not rows:
                 raise UsageError("no frames found", where=pair.a, code="eval.no-frames")
         except HyimgError as error:
             where = f"{pair.name} ({error.where})" if error.where else pair.name
             raise UsageError(error.what, where=where, hint=error.hint, code=error.code) from None
-        yield Measured(pair, values, tuple(notes))
+        columns = zip(metrics, zip(*rows, strict=True), strict=True)
+        yield Measured(pair, {metric.name: [*of] for metric, of in columns}, tuple(notes))
 
 
 def _frames(path: Path) -> Iterator[Frame]:

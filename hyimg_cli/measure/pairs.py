@@ -90,8 +90,14 @@ def folder_pairs(a: Path, b: Path) -> Pairing:
 
     `cat.png` and `cat.jpg` are the same name if either folder has one such file.
     """
-    in_a, in_b = _media_in(a), _media_in(b)
-    return _match_names(_by_stem(in_a, in_b), _by_stem(in_b, in_a))
+    sides = _media_in(a), _media_in(b)
+    stems = [Counter(map(_stem, names)) for names in sides]
+
+    def name_of(name: str) -> str:
+        is_clear = any(name not in names for names in sides)
+        return _stem(name) if is_clear and all(of[_stem(name)] == 1 for of in stems) else name
+
+    return _match_names(*({name_of(name): names[name] for name in names} for names in sides))
 
 
 def newest_bench(folder: Path, comparison: str) -> Path | None:
@@ -161,18 +167,6 @@ def _media_in(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _by_stem(mine: Mapping[str, Path], theirs: Mapping[str, Path]) -> dict[str, Path]:
-    """Return mine, without the suffix if only another suffix has a counterpart."""
-    stems = [Counter(_stem(name) for name in names) for names in (mine, theirs)]
-
-    def name_of(name: str) -> str:
-        stem = _stem(name)
-        is_clear = name not in theirs and all(count[stem] == 1 for count in stems)
-        return stem if is_clear else name
-
-    return {name_of(name): path for name, path in mine.items()}
-
-
 def _stem(name: str) -> str:
     return PurePosixPath(name).with_suffix("").as_posix()
 
@@ -221,10 +215,9 @@ def _pair(line: str, folder: Path) -> Pair:
         raise UsageError(f"not JSON: {error}", hint=shape) from None
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
         raise UsageError("not an object of strings", hint=shape)
-    unknown, missing = entry.keys() - {"a", "b", "name"}, {"a", "b"} - entry.keys()
-    if unknown or missing:
-        sets = (("unknown", unknown), ("missing", missing))
-        what = "; ".join(f"{word}: {', '.join(sorted(names))}" for word, names in sets if names)
+    sets = {"unknown": entry.keys() - {"a", "b", "name"}, "missing": {"a", "b"} - entry.keys()}
+    if any(sets.values()):
+        what = "; ".join(f"{of}: {', '.join(sorted(names))}" for of, names in sets.items() if names)
         raise UsageError(what, hint=f"{shape}; name is a third key")
     paths = [folder / entry[side] for side in ("a", "b")]
     absent = [str(path) for path in paths if not os.path.exists(path)]

@@ -23,10 +23,9 @@ _RECAPTION = re.compile(r"<recaption>(.*?)(</recaption>|$)", re.DOTALL)
 # Where no space is between words each sign counts as one.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+")
 _SAYS_LITTLE = frozenset(
-    re.findall(
-        r"\w+",
+    _WORD.findall(
         "a an and are as at be by for from in into is it its make of on or put so that the their "
-        "them then this to turn with you your please change draw add picture image photo",
+        "them then this to turn with you your please change draw add picture image photo"
     )
 )
 

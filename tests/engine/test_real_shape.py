@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -316,8 +317,7 @@ def test_the_hours_commands_name_what_there_is(
     names |= {*serving.names(REAL), *checkpoint.names(REAL, torch.device("cuda:0"))}
     for command in commands:
         monkeypatch.setattr(sys, "argv", ["real_shape.py", *shlex.split(command)])
-        settings = real_shape._settings(real_shape._arguments())
-        for pattern in settings.only:
+        for pattern in real_shape._arguments().only:
             assert any(fnmatch(name, pattern) for name in names), pattern
     for named in re.findall(r"^\| `([^|]+)` \|", page, re.MULTILINE):
         for start in named.split("`, `"):
@@ -440,7 +440,7 @@ def test_a_hoppers_lost_kernel_is_told(parts: None, monkeypatch: pytest.MonkeyPa
 def test_a_row_that_fails_leaves_the_others(parts: None, tmp_path: Path) -> None:
     from shapes.cases import Case, Subject
     from shapes.kept import Kept
-    from shapes.run import Run, Settings
+    from shapes.run import Run
     from shapes.timing import Deadline
     from workload import TINY
 
@@ -452,9 +452,9 @@ def test_a_row_that_fails_leaves_the_others(parts: None, tmp_path: Path) -> None
         yield Case("second", lambda: None)
         broken()
 
-    settings = Settings(TINY, None, ("fp8",), ("rows",), ("*",), False, None, None)
+    asked = Namespace(scale=TINY, profile=False)
     kept = Kept(tmp_path / "kept.json", {})
-    run = Run(settings, torch.device("cpu"), Deadline(60), kept)
+    run = Run(asked, torch.device("cpu"), Deadline(60), kept)
     run.rows(("first", "second", "third"), cases, Subject("fp8", 1))
     assert [row.name for row in kept.rows] == ["second"]
     why = "RuntimeError: no such kernel"

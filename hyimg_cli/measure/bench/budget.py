@@ -36,8 +36,7 @@ class DistanceRow:
 
     def values(self, metric: str) -> list[Any]:
         """Return this metric's value of every picture that is large enough for it."""
-        found = (one.get(metric) for one in self.distances.values())
-        return [value for value in found if value is not None]
+        return [one[metric] for one in self.distances.values() if one.get(metric) is not None]
 
     @property
     def psnr(self) -> float:
@@ -66,8 +65,7 @@ class DistanceRow:
             for name, one in self.distances.items()
         }
         worst = self.worst() if by_job else {"pictures": 0}
-        missing = list(self.missing)
-        return {"name": self.name, **worst, "missing": missing, "by_job": by_job}
+        return {"name": self.name, **worst, "missing": list(self.missing), "by_job": by_job}
 
     def worst(self) -> dict[str, Any]:
         """Return the worst value of each metric, and the median PSNR."""

@@ -22,6 +22,7 @@ from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.picks import ScoresFile
+from hyimg_cli.report.page import render
 from hyimg_cli.scoring.best_of import draft_of
 from hyimg_cli.scoring.candidates import (
     Candidate,
@@ -57,27 +58,27 @@ def compare_drafts(
     folder, config = request.config.output.folder, request.config.candidates
     if not (scorers := scorers_of(config)):
         raise UsageError("no scorer given", hint="add one, for example --score outside")
-    places = {0: folder / "full"} | {steps: folder / f"drafts-{steps}" for steps in counts}
-    for steps, place in places.items():
+    pools: dict[int, Groups] = {}
+    for steps in (0, *counts):
+        place = folder / (f"drafts-{steps}" if steps else "full")
         tell(f"{place.name}: drawing")
         output = replace(request.config.output, folder=place, report=False)
         change = partial(_drafts, steps) if steps else request.change
         own = replace(request, config=replace(request.config, output=output), change=change)
         ManifestRun(own).run(lambda _: None)
-    pools = {steps: read_candidates(place) for steps, place in places.items()}
-    every = [one for pool in pools.values() for one in all_in(pool)]
+        pools[steps] = read_candidates(place)
     with ScoresFile(folder) as file:
+        every = [one for pool in pools.values() for one in all_in(pool)]
         score_candidates(every, scorers, file, config, tell)
     found: dict[str, Any] = {}
     for scorer in scorers:
-        tasks = [*_tasks(pools, scorer, file.scores)]
-        lines = len(pools[0])
+        tasks = _tasks(pools, scorer, file.scores)
         if not tasks:
             raise UsageError(f"no line has two candidates that {scorer.name} gave a value")
         rows = [judge_drafts(tasks, steps, redone) for steps in counts for redone in _REDONE]
-        found[scorer.name] = {"tasks": len(tasks), "left_out": lines - len(tasks), "rows": rows}
-    path = folder / "drafts.json"
-    replace_file(path, (json.dumps({"scorers": found}, indent=2) + "\n").encode())
+        left_out = len(pools[0]) - len(tasks)
+        found[scorer.name] = {"tasks": len(tasks), "left_out": left_out, "rows": rows}
+    replace_file(folder / "drafts.json", (json.dumps({"scorers": found}, indent=2) + "\n").encode())
     return found
 
 
@@ -91,20 +92,20 @@ def _tasks(
     """Lines whose candidates all have a value in full; a draft without one is never chosen."""
     sign = 1 if scorer.declared["higher_is_better"] else -1
 
-    def value(one: Candidate | None) -> float:
-        line = scores.get(one.key(scorer.identity, scorer.declared["needs"]), {}) if one else {}
-        return -np.inf if line.get("value") is None else sign * float(line["value"])
+    def values(some: Sequence[Candidate]) -> dict[str, float]:
+        keys = {one.custom_id: one.key(scorer.identity, scorer.declared["needs"]) for one in some}
+        found = {name: scores.get(key, {}).get("value") for name, key in keys.items()}
+        return {name: sign * float(one) for name, one in found.items() if one is not None}
 
     tasks = []
     for of, full in pools[0].items():
-        drafts = {
-            steps: np.array([value(found.get(one.custom_id)) for one in full])
-            for steps, pool in pools.items()
-            if steps and (found := {one.custom_id: one for one in pool.get(of, ())}) is not None
+        known = {steps: values(pool.get(of, ())) for steps, pool in pools.items()}
+        by_steps = {
+            steps: np.array([own.get(one.custom_id, -np.inf) for one in full])
+            for steps, own in known.items()
         }
-        task = Task(np.array([*map(value, full)]), drafts, int(full[0].result["denoise_steps"]))
-        if len(full) > 1 and np.isfinite(task.full).all():
-            tasks.append(task)
+        if len(full) > 1 and np.isfinite(by_steps[0]).all():
+            tasks.append(Task(by_steps[0], by_steps, int(full[0].result["denoise_steps"])))
     return tasks
 
 
@@ -115,55 +116,44 @@ def judge_drafts(tasks: Sequence[Task], steps: int, redone: int) -> dict[str, An
     """
     rows = []
     for task in tasks:
-        order = np.argsort(-task.drafts[steps], kind="stable")
-        spent = len(task.full) * steps + redone * task.steps
-        chosen, plain = (
-            task.full[order[:redone]].max(),
-            expected_best(task.full, spent / task.steps),
-        )
-        one, best = task.full.mean(), task.full.max()
-        alike = order[0] == np.argmax(task.full)
-        rows.append((best - one, chosen - one, plain - one, spent, alike))
-    gains = np.array(rows, dtype=float)
-    draws = np.random.default_rng(0).integers(len(tasks), size=(_RESAMPLES, len(tasks)))
-    # Sums [resample, column] of tasks drawn with replacement.
-    sums = np.vstack([gains.sum(0), gains[draws].sum(1)])
+        full, order = task.full, np.argsort(-task.drafts[steps], kind="stable")
+        spent = len(full) * steps + redone * task.steps
+        best = full.max(), full[order[:redone]].max(), expected_best(full, spent / task.steps)
+        rows.append((*(one - full.mean() for one in best), spent, order[0] == np.argmax(full)))
+    sums = resampled_sums(rows)
     with np.errstate(all="ignore"):
-        shares = sums[:, 1:3] / sums[:, :1]
-    by_name = {
-        "share": shares[:, 0],
-        "fewer": shares[:, 1],
-        "difference": shares[:, 0] - shares[:, 1],
-    }
-    found = {name: _interval(values) for name, values in by_name.items()}
-    most = sum(len(task.full) * task.steps for task in tasks) / len(tasks)
+        share, fewer = sums[1:3] / sums[0]
+    difference = _interval(share - fewer)
     return {
         "draft_steps": steps,
         "redone": redone,
-        "steps": round(gains[:, 3].mean(), 1),
-        "steps_of_all_in_full": round(most, 1),
-        **found,
-        "same_winner": round(gains[:, 4].mean(), 3),
-        "is_worth_it": bool(
-            found["difference"]["low"] is not None and found["difference"]["low"] > 0
-        ),
+        "steps": round(sums[3, 0] / len(rows), 1),
+        "steps_of_all_in_full": round(np.mean([len(one.full) * one.steps for one in tasks]), 1),
+        "share": _interval(share),
+        "fewer": _interval(fewer),
+        "difference": difference,
+        "same_winner": round(sums[4, 0] / len(rows), 3),
+        "is_worth_it": bool((difference["low"] or 0) > 0),
     }
+
+
+def resampled_sums(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    """Sums of each column of these rows, then of rows that are drawn from them with replacement:
+    [column, 1 + resample].
+    """
+    table = np.array(rows, dtype=float)
+    draws = np.random.default_rng(0).integers(len(table), size=(_RESAMPLES, len(table)))
+    return np.vstack([table.sum(0), table[draws].sum(1)]).T
 
 
 def expected_best(values: np.ndarray, count: float) -> float:
     """The expected best of `count` of these values [n], drawn without putting back; between whole
     counts in proportion.
     """
-    ordered, whole = np.sort(values), max(1, min(int(count), len(values)))
-
-    def best(of: int) -> float:
-        ways = [comb(below, of - 1) for below in range(len(values))]
-        return float(np.dot(ordered, ways) / comb(len(values), of))
-
-    part = count - whole
-    if part <= 0 or whole == len(values):
-        return best(whole)
-    return (1 - part) * best(whole) + part * best(whole + 1)
+    ordered, whole = np.sort(values), range(1, len(values) + 1)
+    ways = [[comb(below, count - 1) for below in range(len(values))] for count in whole]
+    best = [np.dot(ordered, own) / sum(own) for own in ways]
+    return float(np.interp(count, whole, best))
 
 
 def _interval(values: np.ndarray) -> dict[str, float | None]:
@@ -175,25 +165,6 @@ def _interval(values: np.ndarray) -> dict[str, float | None]:
     return {"value": round(own, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """The comparison as a table of text."""
-    said = []
-    for name, one in found.items():
-        left_out = f", {one['left_out']} left out" if one["left_out"] else ""
-        said += [f"by {name}, over {one['tasks']} lines{left_out}; 90 % intervals over lines", ""]
-        said += ["| drafts | in full | steps | share of the gain | same steps, fewer in full | |"]
-        said += ["|---|--:|--:|--:|--:|---|"]
-        for row in one["rows"]:
-            share, fewer = (_percent(row[kind]) for kind in ("share", "fewer"))
-            verdict = "worth it, by this scorer" if row["is_worth_it"] else "not worth it"
-            steps = f"{row['steps']:g} of {row['steps_of_all_in_full']:g}"
-            cells = [f"{row['draft_steps']} steps", row["redone"], steps, share, fewer, verdict]
-            said.append(f"| {' | '.join(map(str, cells))} |")
-        said.append("")
-    return said
-
-
-def _percent(one: Mapping[str, float | None]) -> str:
-    if one["value"] is None:
-        return "no gain"
-    return f"{one['value']:.0%} ({one['low']:.0%} to {one['high']:.0%})"
+def markdown(found: Mapping[str, Any]) -> str:
+    """The comparison as tables."""
+    return render("drafts.md", scorers=found)

@@ -64,10 +64,9 @@ class TimeLeft:
         return sum(self._run_s(*run) for run in self.ahead) if self.known else None
 
     def __str__(self) -> str:
-        seconds = self.seconds
-        if seconds is None:
+        if self.seconds is None:
             return "time unknown until the first run ends"
-        return f"about {time_text(seconds)}{self.source or ' left'}"
+        return f"about {time_text(self.seconds)}{self.source or ' left'}"
 
     def _run_s(self, label: str, steps: int) -> float:
         """Until a variant has run, it takes as long as the slowest of the others."""
@@ -81,15 +80,11 @@ def of_bench(
     earlier: Mapping[str, Any], scenario: Scenario, jobs: Sequence[Job]
 ) -> TimeLeft | None:
     """The times in an earlier bench.json; None if it is of other jobs or another machine."""
-    environment = earlier["environment"]
-    is_same = (
-        earlier["name"] == scenario.name
-        and earlier["jobs"] == [job_facts(job) for job in jobs]
-        and environment["model_fingerprint"] == registry.fingerprint(jobs[0].model)
-        and environment["hardware"] == hardware()
-    )
+    machine = earlier["environment"]
+    then = earlier["name"], earlier["jobs"], machine["model_fingerprint"], machine["hardware"]
+    now = scenario.name, [*map(job_facts, jobs)], registry.fingerprint(jobs[0].model), hardware()
     known: dict[str, list[RunTime]] = {}
-    for timing in earlier["timings"] if is_same else ():
+    for timing in earlier["timings"] if then == now else ():
         for label, side in zip(timing["pair"], "ab", strict=True):
             phases = timing[side]["phases_s"]
             denoise_s = sum(phases[name]["median"] for name in ("denoise_first", "denoise_rest"))

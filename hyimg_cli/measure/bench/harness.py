@@ -8,10 +8,12 @@
 Videos have no text stage: they take steps 2 to 4, frame by frame.
 """
 
+import functools
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
 from hyimg_cli.measure.bench.duration import TimeLeft, of_bench, of_plan
-from hyimg_cli.measure.bench.runs import Run, RunResult, Texts, runs_of, shared_models
+from hyimg_cli.measure.bench.runs import Run, RunResult, Texts, load_model, runs_of
 from hyimg_cli.measure.bench.scenario import Scenario, Variant
 from hyimg_cli.measure.bench.verdict import FEWEST_RUNS, Comparison, Findings, Timed
 from hyimg_cli.measure.pairs import VARIANTS
@@ -38,6 +40,8 @@ from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.units import counted
 
 Tell = Callable[[str], object]
+# The folder of the runs while they are compared.
+_RUNS = "runs"
 
 
 @dataclass
@@ -59,14 +63,11 @@ class Bench:
     cache: Path | None = None
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    load: LoadModel = field(default_factory=shared_models)
+    # Each model once for all sessions, of which one works at a time: at the real size loading takes
+    # minutes, and two copies do not fit.
+    load: LoadModel = field(default_factory=functools.partial(functools.cache, load_model))
     left: TimeLeft = field(default_factory=lambda: TimeLeft([], {}))
-    _count: int = 0
-
-    @property
-    def scratch(self) -> Path:
-        """The folder of the runs while they are compared."""
-        return self.folder / "runs"
+    _numbers: Iterator[int] = field(default_factory=functools.partial(count, 1))
 
     def run(self) -> Findings:
         """Run all variants and judge every two of them.
@@ -78,13 +79,13 @@ class Bench:
             if any(name in one.settings for one in self.scenario.variants):
                 what = f"{name} cannot be set: the variants of {self.scenario.name} differ in it"
                 raise UsageError(what, hint=f"remove --{name} and HYIMG_{name.upper()}")
-        for name in ("runs", *VARIANTS):
+        for name in (_RUNS, *VARIANTS):
             with disk_errors(self.folder):
                 refuse_links(self.folder / name, self.folder)
         try:
             return self._found()
         finally:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            shutil.rmtree(self.folder / _RUNS, ignore_errors=True)
 
     def _found(self) -> Findings:
         scenario = self.scenario
@@ -126,7 +127,6 @@ class Bench:
         comparisons = []
         for pair in scenario.pairs:
             a, b = map(scenario.labels.index, pair.labels)
-            of_pair = [Timed(steps, turns[a], turns[b]) for steps, turns in timed.items()]
             # With one step it does not matter whether K/V are kept.
             is_judged = not scenario.same_work and (a == 0 or scenario.main_steps > 1)
             found = Comparison(
@@ -138,9 +138,9 @@ class Bench:
                 floors=(floors[a], floors[b]),
                 other_seed=other_seed,
                 rivals=rivals,
-                timed=of_pair,
+                timed=[Timed(n, turns[a], turns[b]) for n, turns in timed.items()],
                 failures=list(dict.fromkeys(self.failures)),
-                same_work=_same_work(main[a], main[b]) if is_judged else (),
+                same_work=_same_work(main[a][-1], main[b][-1]) if is_judged else (),
             )
             comparisons.append(found)
         return Findings(scenario, comparisons, jobs[0], self.notes, self.folder)
@@ -148,8 +148,7 @@ class Bench:
     def _estimate(self, at_main: Sequence[Sequence[Job]]) -> TimeLeft:
         """Estimate the time of each run before the first: by an earlier bench, else by the plan."""
         found = (of_bench(one, self.scenario, at_main[0]) for one in self.earlier)
-        settings = settle(self.flags, {}, {})
-        config = build_run_config(settings, self.scratch, self.cache)
+        config = build_run_config(settle(self.flags, {}, {}), self.folder / _RUNS, self.cache)
         variants = [*zip(self.scenario.variants, at_main, strict=True)]
         known = next(filter(None, found), None)
         return known or of_plan(variants, config, self.scenario.main_steps)
@@ -181,7 +180,7 @@ class Bench:
 
     def _config(self, variant: Variant) -> RunConfig:
         # Without a disk cache: contents from an earlier bench would be a third variant.
-        config = build_run_config(self._settings(variant), self.scratch, None)
+        config = build_run_config(self._settings(variant), self.folder / _RUNS, None)
         # An MP4 loses detail that the comparison needs.
         return replace(config, output=replace(config.output, frames="png"))
 
@@ -193,19 +192,14 @@ class Bench:
         self.tell(f"{self.scenario.labels[0]} writes the text for all")
         with runs_of("session", config, {}, self.load) as run:
             outcomes = self._run(0, run, pictures).outcomes
-        writers = {job.custom_id for job in pictures if job.writes_text}
-        return {
-            one.custom_id: one.cot_token_ids
-            for one in outcomes
-            if one.cot_token_ids and one.custom_id in writers
-        }
+        ids = {one.custom_id: one.cot_token_ids or () for one in outcomes}
+        return {job.custom_id: ids[job.custom_id] for job in pictures if job.writes_text}
 
     def _time_in_turn(
         self, runs: Sequence[Run], jobs: Sequence[Sequence[Job]], steps: int
     ) -> tuple[tuple[RunResult, ...], ...]:
         """Run all variants in turn after a warm-up; return the timed runs by variant."""
-
-        turns: list[list[RunResult]] = []
+        turns = []
         for repeat in range(self.scenario.repeats + 1):
             at = f"run {repeat} of {self.scenario.repeats}" if repeat else "warm-up"
             self.tell(f"{steps} steps: {at}; {self.left}")
@@ -230,8 +224,7 @@ class Bench:
 
     def _run(self, number: int, run: Run, jobs: Sequence[Job]) -> RunResult:
         """Run once, in a folder of its own; the verdict reports jobs that fail in any run."""
-        self._count += 1
-        result = run(jobs, self.scratch / f"{self._count:04}")
+        result = run(jobs, self.folder / _RUNS / f"{next(self._numbers):04}")
         variant = self.scenario.variants[number]
         self.left.end_run(variant.lifetime, result)
         self.failures += [f"{variant.label} fails: {one}" for one in result.failures]
@@ -261,28 +254,23 @@ class Bench:
                 shutil.copyfile(file, copy)
 
 
-def _same_work(a: Sequence[RunResult], b: Sequence[RunResult]) -> tuple[str, ...]:
-    """Return the jobs for which both variants report the same counts of work."""
-    ours, theirs = ({one.custom_id: _counts(one) for one in runs[-1].outcomes} for runs in (a, b))
-    same = [name for name in ours if ours[name] == theirs.get(name)]
+def _same_work(a: RunResult, b: RunResult) -> tuple[str, ...]:
+    """Return the jobs if both runs report the same counts of work for all of them. Some jobs may
+    have nothing to share, but not all.
+    """
+    ours, theirs = ({one.custom_id: _counts(one) for one in run.outcomes} for run in (a, b))
     # Counts in a line are those until it was written: take the run's last ones.
-    embedded = [
-        [one.cache.get("prompt_embeddings") for one in runs[-1].outcomes[-1:]] for runs in (a, b)
-    ]
-    # Some jobs may have nothing to share, but not all of them.
-    is_same = len(same) == len(ours) and embedded[0] == embedded[1]
-    return tuple(same) if is_same and a[-1].rows == b[-1].rows else ()
+    embedded, other = (run.outcomes[-1].cache.get("prompt_embeddings") for run in (a, b))
+    return tuple(ours) if (ours, embedded, a.rows) == (theirs, other, b.rows) else ()
 
 
 def _counts(outcome: Outcome) -> tuple[object, ...]:
     """Return the counts of work in a job's line."""
-    reuse, spread = outcome.kv_reuse, outcome.parallel
-    tokens = None if reuse is None else (reuse.ar_shared_tokens, reuse.branches)
-    ranks = 0
-    if spread is not None:
-        decoding = len(spread.decode.ranks) if spread.decode else 1
-        branches = spread.branch_ranks * spread.tensor_ranks
-        ranks = max(branches, spread.context_ranks, decoding)
-    cache = outcome.step_cache
-    full = None if cache is None else (cache.full, cache.estimated)
-    return tokens, outcome.batch, ranks, full
+    reuse, spread, cache = outcome.kv_reuse, outcome.parallel, outcome.step_cache
+    decoding = spread and spread.decode and len(spread.decode.ranks)
+    return (
+        reuse and (reuse.ar_shared_tokens, reuse.branches),
+        outcome.batch,
+        spread and (spread.branch_ranks * spread.tensor_ranks, spread.context_ranks, decoding),
+        cache and (cache.full, cache.estimated),
+    )

@@ -1,14 +1,18 @@
-"""Write a comparison as `bench.json`, Markdown and a page, with the machine it was measured on."""
+"""A comparison's `bench.json`, with Markdown and a page: written, read back, and compared with an
+earlier one: no slower, and no worse a verdict.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from statistics import median
 from typing import Any
 
-from hyimg_cli.files import replace_file
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import TABLE_BYTES, json_of, replace_file, text_of
 from hyimg_cli.journal.provenance import hardware, portable, versions
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import SIDES, Scenario
@@ -19,7 +23,8 @@ from hyimg_cli.report.comparison import comparison_page, markdown
 from hyimg_cli.spec.job import Job, VideoJob
 
 FORMAT = 1
-MARKDOWN_NAME, REPORT_NAME = "bench.md", "report.html"
+_RANK = {"identical": 0, "equal": 1, "within floor": 2, "as declared": 3}
+_RANK |= {"not explained": 4, "differs": 4}
 
 
 def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,7 +34,6 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
     all variants that came from flags or the environment.
     """
     scenario, verdict = found.scenario, found.verdict
-    variants = [{**asdict(one), "phases": list(one.phases)} for one in scenario.variants]
     shown = found.worst.scenario
     # An infinite PSNR is the text "inf".
     entry = {
@@ -37,12 +41,8 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
         "name": scenario.name,
         "question": scenario.question,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "verdict": {
-            "name": verdict.name,
-            "reasons": list(verdict.reasons),
-            "exit_code": verdict.exit_code,
-        },
-        "variants": dict(zip(SIDES, variants, strict=False)),
+        "verdict": asdict(verdict) | {"exit_code": verdict.exit_code},
+        "variants": dict(zip(SIDES, map(asdict, scenario.variants), strict=False)),
         "common": {**scenario.common, **{k: portable(v) for k, v in flags.items()}},
         "phases_that_may_differ": list(scenario.phases),
         "main_steps": scenario.main_steps,
@@ -65,13 +65,14 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
     sides = (VARIANTS[scenario.labels.index(label)] for label in shown.labels)
     pairs = folder_pairs(*(found.kept / side for side in sides)).pairs
     files = {pair.a.stem: (pair.a, pair.b) for pair in pairs}
+    text = json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     for name, content in (
-        (BENCH_JSON, json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"),
-        (MARKDOWN_NAME, markdown(entry)),
-        (REPORT_NAME, comparison_page(entry, shown.labels, files)),
+        (BENCH_JSON, text),
+        ("bench.md", markdown(entry)),
+        ("report.html", comparison_page(entry, shown.labels, files)),
     ):
         replace_file(found.kept / name, content.encode())
-    return entry
+    return dict(json_of(text))
 
 
 def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
         "pair": list(scenario.labels),
         "a": _seconds(timed.a),
         "b": _seconds(timed.b),
-        "speedup": asdict(timed.speedup),
+        "speedup": timed.speedup,
         "speedup_of_medians": timed.speedup_of_medians,
         "is_resolved": timed.is_resolved,
         "notes": list(clock_notes(timed)),
@@ -96,17 +97,15 @@ def _timing(timed: Timed, scenario: Scenario) -> dict[str, Any]:
 
 
 def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
-    jobs = len(runs[0].outcomes)
+    peaks_mb = [one.peak_memory_mb or 0.0 for run in runs for one in run.outcomes]
     return {
         "wall_s": spread_of([run.wall_s for run in runs]),
-        "s_per_job": median(run.wall_s for run in runs) / jobs,
+        "s_per_job": median(run.wall_s for run in runs) / len(runs[0].outcomes),
         "idle_s": spread_of([run.idle_s for run in runs]),
         "phases_s": {
             phase: spread_of([run.phases_s[phase] for run in runs]) for phase in RUN_PHASES
         },
-        "peak_memory_mb": max(
-            (one.peak_memory_mb or 0.0 for run in runs for one in run.outcomes), default=0.0
-        ),
+        "peak_memory_mb": max(peaks_mb, default=0.0),
         "rows": dict(runs[0].rows),
     }
 
@@ -119,3 +118,80 @@ def job_facts(job: Job) -> dict[str, Any]:
         return {**common, "size": str(job.size), "num_frames": job.num_frames}
     images = [PurePath(path).name for path in job.images]
     return {**common, "images": images, "bot_task": job.bot_task}
+
+
+def read_share(text: str) -> float:
+    """Return `5%` or `0.05` as 0.05. Raises UsageError."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*", text)
+    if match is None:
+        what = f"--max-regress {text!r} is not a share"
+        raise UsageError(what, hint="for example --max-regress 5%", code="bench.share")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def read_baseline(path: Path) -> dict[str, Any]:
+    """Read an earlier bench.json. Raises UsageError if it is not one."""
+    try:
+        entry = json_of(text_of(path, TABLE_BYTES, or_stream=True))
+        if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
+            return dict(entry)
+        what = "its format is not supported"
+    except OSError as error:
+        what = f"it cannot be read: {error.strerror}"
+    except (ValueError, KeyError, TypeError):
+        what = "not a bench.json"
+    hint = "give the bench.json of an earlier run"
+    raise UsageError(what, where=path, hint=hint, code="bench.baseline")
+
+
+def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) -> Iterator[str]:
+    """Yield a sentence for everything that has become worse by more than the share `most`.
+
+    A baseline of other jobs, another model or other settings is a regression too. Seconds are
+    compared on the same hardware only, the speed-up of A over B always, because both ran in turn.
+    Differences within the spread of the new runs do not count.
+    """
+    other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
+    if other:
+        yield f"cannot compare: the baseline has another {' and another '.join(other)}"
+        return
+    verdicts = now["verdict"]["name"], before["verdict"]["name"]
+    if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
+        yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
+    earlier, newer = ({_timed(one): one for one in of["timings"]} for of in (before, now))
+    for what in earlier.keys() ^ newer.keys():
+        yield f"{what}: timed in only one of the two"
+    for what in earlier.keys() & newer.keys():
+        own, then = newer[what], earlier[what]
+        up = own["speedup"], then["speedup"]
+        if up[0]["median"] < up[1]["median"] * (1 - most) and up[0]["high"] < up[1]["median"]:
+            yield _sentence(what, "speed-up", up[1], up[0], most)
+        walls = own["a"]["wall_s"], then["a"]["wall_s"]
+        is_longer = walls[0]["median"] > walls[1]["median"] * (1 + most)
+        if is_same_machine(now, before) and is_longer and walls[0]["min"] > walls[1]["median"]:
+            yield _sentence(what, "seconds a run", walls[1], walls[0], most)
+
+
+def is_same_machine(now: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Return whether the seconds of both can be compared."""
+    return bool(now["environment"]["hardware"] == before["environment"]["hardware"])
+
+
+_COMPARED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "comparison": lambda entry: entry["name"],
+    "model": lambda entry: entry["environment"]["model_fingerprint"],
+    "set of jobs": lambda entry: entry["jobs"],
+    "setting": lambda entry: entry["common"],
+}
+
+
+def _timed(one: Mapping[str, Any]) -> str:
+    """Name a timing."""
+    return f"{' vs '.join(one['pair'])}, {one['steps']} steps"
+
+
+def _sentence(
+    timed: str, what: str, then: Mapping[str, float], now: Mapping[str, float], most: float
+) -> str:
+    change = f"from {then['median']:.3f} to {now['median']:.3f}"
+    return f"{timed}: {what} went {change}, more than {most:.0%}"

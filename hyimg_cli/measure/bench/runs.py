@@ -12,11 +12,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
@@ -24,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from hyimg_cli.engine.runner import cards
+from hyimg_cli.engine.runner import Summary, cards
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
@@ -37,7 +36,7 @@ from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Context, LivePicture
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
-from hyimg_cli.spec.events import PHASES, JobEnded, ModelLoaded, Outcome, Prewarmed, PromptsReady
+from hyimg_cli.spec.events import PHASES, JobEnded, Outcome
 from hyimg_cli.spec.job import ImageJob, Job
 
 WORK = tuple(phase for phase in PHASES if phase != "queue")
@@ -85,9 +84,8 @@ def runs_of(
     takes its model from `load` and forgets all else before each run; it is closed at the end.
     """
     if lifetime != "session":
-        given = {name: tuple(ids) for name, ids in texts.items()}
-        start = partial(_alone, config, given, keeps_kv)
-        yield partial(_in_processes, start, 1 if lifetime == "process-per-job" else None)
+        start = partial(_alone, config, texts, keeps_kv)
+        yield partial(_in_processes, start, is_per_job=lifetime == "process-per-job")
         return
     rows: Counter[str] = Counter()
 
@@ -106,29 +104,24 @@ def runs_of(
         yield run
 
 
-def _in_processes(
-    start: Run, jobs_each: int | None, jobs: Sequence[Job], folder: Path
-) -> RunResult:
-    """Run `start` in a new process for all jobs, or for every few, one after another."""
-    size = jobs_each or len(jobs)
-    parts = [jobs[at : at + size] for at in range(0, len(jobs), size)]
-    results = []
-    for part in parts:
-        started = time.perf_counter()
+def _in_processes(start: Run, jobs: Sequence[Job], folder: Path, *, is_per_job: bool) -> RunResult:
+    """Run `start` in a new process for all jobs, or in one for each, one after another."""
+    results, started = [], time.perf_counter()
+    for part in [(job,) for job in jobs] if is_per_job else [tuple(jobs)]:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             try:
-                result = pool.submit(start, tuple(part), folder).result()
-            except BrokenProcessPool:
+                results.append(pool.submit(start, part, folder).result())
+            except BrokenExecutor:
                 what, hint = "a process of the bench died", "check that its model fits into memory"
                 raise MachineError(what, hint=hint, code="bench.process") from None
-        wall_s = time.perf_counter() - started
-        phases_s = {**result.phases_s, START: wall_s - result.wall_s}
-        results.append(replace(result, wall_s=wall_s, phases_s=phases_s))
+    wall_s = time.perf_counter() - started
+    phases_s = {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES}
+    phases_s[START] = wall_s - sum(one.wall_s for one in results)
     return RunResult(
         folder,
-        sum(one.wall_s for one in results),
+        wall_s,
         sum(one.idle_s for one in results),
-        {phase: sum(one.phases_s[phase] for one in results) for phase in RUN_PHASES},
+        phases_s,
         tuple(outcome for one in results for outcome in one.outcomes),
         processes=len(results),
         rows=sum((Counter(one.rows) for one in results), Counter()),
@@ -139,19 +132,11 @@ def _alone(
     config: RunConfig, texts: Texts, keeps_kv: bool, jobs: Sequence[Job], folder: Path
 ) -> RunResult:
     """Do the work of such a process."""
-    with runs_of("session", config, texts, _load, keeps_kv=keeps_kv) as run:
+    with runs_of("session", config, texts, load_model, keeps_kv=keeps_kv) as run:
         return run(jobs, folder)
 
 
-def shared_models() -> LoadModel:
-    """Return a loader that loads each model once for all sessions, of which one works at a time.
-
-    At the real size, loading takes minutes and two copies do not fit.
-    """
-    return cache(_load)
-
-
-def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
+def load_model(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
     """Load as `registry.load` does, if the weights fit."""
     config = RunConfig(output=OutputConfig(Path()), model=choice)
     with memory_guard(choice.model, (), config):
@@ -161,48 +146,38 @@ def _load(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
 def _timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder: Path) -> RunResult:
     """Run every job once, in the order of a plan, and write pictures to `folder`."""
     plan = planner.make_plan(jobs, cards(config.model.revision))
-    outcomes: list[Outcome] = []
-    phases_s = dict.fromkeys(RUN_PHASES, 0.0)
+    outcomes, summary = list[Outcome](), Summary()
     with RunFolder(folder) as run_folder, IdleWatch() as idle:
         started = time.perf_counter()
         for event in session.run(plan, run_folder):
-            match event:
-                case ModelLoaded():
-                    phases_s[LOAD] += event.load_s
-                case PromptsReady():
-                    phases_s[EMBED] += event.encode_s
-                case Prewarmed():
-                    phases_s[PREWARM] += event.prewarm_s
-                case JobEnded():
-                    outcomes.append(event.outcome)
-                case _:
-                    pass
+            summary.add(event)
+            if isinstance(event, JobEnded):
+                outcomes.append(event.outcome)
         wall_s = time.perf_counter() - started
-    for phase in WORK:
-        phases_s[phase] += sum(outcome.share_s.get(phase, 0.0) for outcome in outcomes)
+    phases_s = dict.fromkeys(RUN_PHASES, 0.0)
+    phases_s |= {LOAD: summary.load_s, EMBED: summary.encode_s, PREWARM: summary.prewarm_s}
+    phases_s |= {phase: sum(one.share_s.get(phase, 0.0) for one in outcomes) for phase in WORK}
     phases_s[REST] = wall_s - sum(phases_s.values())
     return RunResult(folder, wall_s, idle.idle_s, phases_s, tuple(outcomes))
 
 
+@dataclass(eq=False)
 class _Wrapped:
     """A model with some methods replaced; the others are those of the inner model."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    _inner: Any
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
 
+@dataclass(eq=False)
 class CountedRows(_Wrapped):
-    """A model that adds up its transformer rows in `rows`, by stage."""
+    """A model that adds up its transformer rows, by stage."""
 
+    _rows: Counter[str]
     _STAGE_OF = {"prefill": "prefill", "prefill_branches": "prefill"}
     _STAGE_OF |= {"feed": "text", "velocities": "denoise"}
-
-    def __init__(self, inner: Any, rows: Counter[str]) -> None:
-        super().__init__(inner)
-        self._rows = rows
 
     def __getattr__(self, name: str) -> Any:
         found, stage = super().__getattr__(name), self._STAGE_OF.get(name)
@@ -219,14 +194,13 @@ class CountedRows(_Wrapped):
         return counted
 
 
+@dataclass(eq=False)
 class Uncached(_Wrapped):
     """A model that keeps no K/V between denoise steps. Each step computes the whole sequence of
     every branch, as an engine without a cache does; the first one uses what was prefilled for it.
     """
 
-    def __init__(self, inner: Any) -> None:
-        super().__init__(inner)
-        self._prefixes: WeakKeyDictionary[Buffer, Any] = WeakKeyDictionary()
+    _prefixes: WeakKeyDictionary[Buffer, Any] = field(default_factory=WeakKeyDictionary)
 
     def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Buffer, stop: int) -> Any:
         self._prefixes[buffer] = ids, sources, stop
@@ -251,18 +225,17 @@ class Uncached(_Wrapped):
         return self._inner.velocities(anew)
 
 
+@dataclass(eq=False)
 class ForcedText(_Wrapped):
     """A model whose text is decided beforehand, so that both variants draw from the same words:
     logits are computed, then all but the decided token's drop.
 
-    `texts` holds, by job, the ids of its text as a result line has them. Where they end, and for a
+    `_texts` holds, by job, the ids of its text as a result line has them. Where they end, and for a
     job without any, the model writes as it likes. All else is the inner model's.
     """
 
-    def __init__(self, inner: DecoderModel, texts: Texts) -> None:
-        super().__init__(inner)
-        self._texts = texts
-        self._started: dict[int, tuple[Context, Sequence[int], int]] = {}
+    _texts: Texts
+    _started: dict[int, tuple[Context, Sequence[int], int]] = field(default_factory=dict)
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
         # A text's first ids open it and were fed with the prompt.

@@ -137,11 +137,13 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         for number, side in enumerate(sides):
             what = what.replace(f"variants.{number}", side)
         raise _fault(path, what) from None
-    for part, settings in (
-        ("common", found.common),
-        *((side, one.settings) for side, one in zip(sides, found.variants, strict=True)),
-    ):
-        _check_settings(path, part, settings)
+    _check_settings(path, "common", found.common)
+    for side, one in zip(sides, found.variants, strict=True):
+        _check_settings(path, side, one.settings)
+        of = {**found.common, **one.settings}
+        if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
+            hint = "add kv_reuse = false and remove cfg_parallel_size"
+            raise _fault(path, f"[{side}] keeps_kv = false needs kv_reuse = false", hint)
     if not found.steps or min(found.steps) < 1:
         raise _fault(path, f"steps must be whole numbers from 1, not {list(found.steps)}")
     if len(set(found.labels)) < len(sides):
@@ -151,11 +153,6 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     phases = {*found.phases, *(phase for one in found.variants for phase in one.phases)}
     if unknown := phases - {EVERY_PHASE, START, LOAD, EMBED, PREWARM, REST, *PHASES}:
         raise _fault(path, f"unknown phase {min(unknown)!r}")
-    for side, one in zip(sides, found.variants, strict=True):
-        of = {**found.common, **one.settings}
-        if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
-            hint = "add kv_reuse = false and remove cfg_parallel_size"
-            raise _fault(path, f"[{side}] keeps_kv = false needs kv_reuse = false", hint)
     return replace(
         found, manifest=path.parent / found.manifest, main_steps=found.main_steps or found.steps[-1]
     )

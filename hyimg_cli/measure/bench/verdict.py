@@ -7,7 +7,7 @@ Pictures decide first, then the clock: a gain outside the variant's own phases h
 even if the pictures are equal.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb, inf
 from pathlib import Path
@@ -30,6 +30,9 @@ _SHARE_OF_IDLE = 0.25
 # Fewer runs prove nothing about time.
 FEWEST_RUNS = 3
 _MOST_REASONS = 12
+# How often an interval holds the true median, if there are enough runs.
+_COVERAGE = 0.9
+Sides = tuple[list[float], list[float]]
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,6 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """A median and the order statistics that contain the true one with probability `coverage`."""
-
-    median: float
-    low: float
-    high: float
-    coverage: float
-
-
-@dataclass(frozen=True)
 class Timed:
     """The repetitions of one step count, in the order in which they ran: A B A B."""
 
@@ -62,48 +55,46 @@ class Timed:
     a: tuple[RunResult, ...]
     b: tuple[RunResult, ...]
 
+    def values(self, of: Callable[[RunResult], float]) -> Sides:
+        """Return a value of each run of A, and of B."""
+        return [*map(of, self.a)], [*map(of, self.b)]
+
     @property
-    def walls_s(self) -> tuple[list[float], list[float]]:
-        """Seconds of each run of A, and of B."""
-        return [run.wall_s for run in self.a], [run.wall_s for run in self.b]
+    def walls_s(self) -> Sides:
+        return self.values(lambda run: run.wall_s)
 
     @property
     def gain_s(self) -> float:
         """Seconds a run that A takes less than B, by their medians."""
-        a, b = self.walls_s
-        return median(b) - median(a)
+        return _apart(*self.walls_s)
 
     def gain_in_s(self, phase: str) -> float:
         """The same for one phase."""
-        a, b = ([run.phases_s[phase] for run in runs] for runs in (self.a, self.b))
-        return median(b) - median(a)
+        return _apart(*self.values(lambda run: run.phases_s[phase]))
 
     @property
-    def speedup(self) -> Interval:
-        """Speed-up of A over B, each run compared with its neighbour in time."""
+    def speedup(self) -> dict[str, float]:
+        """Speed-up of A over B, each run compared with its neighbour in time: `median_interval`."""
         return median_interval([b / a for a, b in zip(*self.walls_s, strict=True)])
 
     @property
     def speedup_of_medians(self) -> float:
         """Speed-up of A over B by the medians of all runs."""
-        a, b = self.walls_s
-        return median(b) / median(a)
+        a, b = map(median, self.walls_s)
+        return b / a
 
     @property
-    def variations(self) -> tuple[float, float]:
+    def variations(self) -> list[float]:
         """How many times longer than the fastest the slowest run took, for A and for B."""
-        a, b = self.walls_s
-        return max(a) / min(a), max(b) / min(b)
+        return [max(walls_s) / min(walls_s) for walls_s in self.walls_s]
 
     @property
     def is_resolved(self) -> bool:
         """False if the runs of one variant differ as much as the two variants do, and neither is
         steadily faster.
         """
-        apart = max(self.speedup_of_medians, 1 / self.speedup_of_medians)
-        return max(self.variations) < max(apart, 1 + _SHARE_OF_WALL) or is_steady(
-            *self.walls_s, 0.0
-        )
+        up, most = self.speedup_of_medians, max(self.variations)
+        return most < max(up, 1 / up, 1 + _SHARE_OF_WALL) or is_steady(*self.walls_s, 0.0)
 
 
 @dataclass(frozen=True)
@@ -200,52 +191,44 @@ def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
     """
     if len(timed.a) < FEWEST_RUNS:
         return
-    both = timed.a, timed.b
+    # A noticeable number of seconds: a part of the gain, or of the run if it is small.
+    wall_s = median(timed.walls_s[1])
+    of_gain_s = max(_SHARE_OF_GAIN * abs(timed.gain_s), _LEAST_SHARE * wall_s)
+    least_s = max(_SECONDS, min(_SHARE_OF_WALL * wall_s, of_gain_s))
     shared = [phase for phase in RUN_PHASES if not scenario.may_gain_in(phase)]
-    a, b = ([sum(run.phases_s[phase] for phase in shared) for run in runs] for runs in both)
-    if is_steady(a, b, _noticeable_s(timed)):
-        slower, apart_s, where = _slower(timed, scenario, median(b) - median(a), shared)
-        yield (
-            f"{timed.steps} steps: {slower} is {apart_s:.2f} s a run slower in {where}, where both "
-            f"variants do the same work; the whole gain is {timed.gain_s:.2f} s"
-        )
-    # By process: each reads its weights, and waits for the disk.
-    a, b = ([run.idle_s / run.processes for run in runs] for runs in both)
-    # Where other programs take the processor both variants wait, now more, now less.
-    disturbed_s = _SHARE_OF_IDLE * min(median(a), median(b))
-    if is_steady(a, b, max(_noticeable_s(timed), disturbed_s)):
-        slower, apart_s, where = _slower(timed, scenario, median(b) - median(a), RUN_PHASES)
-        yield (
-            f"{timed.steps} steps: {slower} waits {apart_s:.2f} s longer without any work, most "
-            f"likely in {where}: a sleep or a timeout, no computation"
-        )
+    work_s = timed.values(lambda run: sum(run.phases_s[phase] for phase in shared))
+    # By process: each reads its weights, and waits for the disk. Where other programs take the
+    # processor both variants wait, now more, now less.
+    idle_s = timed.values(lambda run: run.idle_s / run.processes)
+    disturbed_s = _SHARE_OF_IDLE * min(map(median, idle_s))
+    slower = (
+        "is {:.2f} s a run slower in {}, where both variants do the same work; the whole gain is "
+        "{:.2f} s"
+    )
+    waits = (
+        "waits {:.2f} s longer without any work, most likely in {}: a sleep or a timeout, no "
+        "computation"
+    )
+    for sides, least, phases, says in (
+        (work_s, least_s, shared, slower),
+        (idle_s, max(least_s, disturbed_s), RUN_PHASES, waits),
+    ):
+        if is_steady(*sides, least):
+            apart_s = _apart(*sides)
+            label, sign = (scenario.labels[1], 1) if apart_s > 0 else (scenario.labels[0], -1)
+            where = max(phases, key=lambda phase: sign * timed.gain_in_s(phase))
+            yield f"{timed.steps} steps: {label} {says.format(abs(apart_s), where, timed.gain_s)}"
 
 
 def clock_notes(timed: Timed) -> Iterator[str]:
     """Yield sentences on speed-ups shown together that do not agree."""
-    paired, overall = timed.speedup.median, timed.speedup_of_medians
+    paired, overall = timed.speedup["median"], timed.speedup_of_medians
     if timed.is_resolved and abs(overall / paired - 1) > _LEAST_SHARE:
         yield (
             f"{timed.steps} steps: the speed-up of {paired:.3f} is the median of ratios, each of "
             f"two runs side by side; the medians of all runs give {overall:.3f}, because the "
             "machine's speed varied"
         )
-
-
-def _noticeable_s(timed: Timed) -> float:
-    """Return a noticeable number of seconds: a part of the gain, or of the run if it is small."""
-    wall_s = median(run.wall_s for run in timed.b)
-    of_gain = max(_SHARE_OF_GAIN * abs(timed.gain_s), _LEAST_SHARE * wall_s)
-    return max(_SECONDS, min(_SHARE_OF_WALL * wall_s, of_gain))
-
-
-def _slower(
-    timed: Timed, scenario: Scenario, apart_s: float, phases: Sequence[str]
-) -> tuple[str, float, str]:
-    """Return the slower variant, by how much, and the phase that differs most in that direction."""
-    a, b = scenario.labels
-    label, sign = (b, 1) if apart_s > 0 else (a, -1)
-    return label, abs(apart_s), max(phases, key=lambda phase: sign * timed.gain_in_s(phase))
 
 
 def _by_pictures(found: Comparison) -> VerdictName:
@@ -317,8 +300,9 @@ def _said_once(reasons: Sequence[str]) -> tuple[str, ...]:
     return once if more <= 0 else (*once[:_MOST_REASONS], f"and {more} more")
 
 
-def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
-    """Return the narrowest symmetric pair of order statistics that covers the median often enough.
+def median_interval(values: Sequence[float]) -> dict[str, float]:
+    """Return the `median`, and `low` and `high`: the narrowest symmetric pair of order statistics
+    that covers the true one often enough.
 
     Exact for any continuous distribution: the number of values below the true median is binomial.
     With few values it is their whole range; see its `coverage`.
@@ -326,9 +310,10 @@ def median_interval(values: Sequence[float], coverage: float = 0.9) -> Interval:
     ordered, n = sorted(values), len(values)
     for cut in range((n - 1) // 2, -1, -1):
         covered = 1 - 2 * sum(comb(n, k) for k in range(cut + 1)) / 2**n
-        if covered >= coverage or cut == 0:
-            return Interval(median(ordered), ordered[cut], ordered[n - 1 - cut], max(covered, 0.0))
-    raise AssertionError("there is at least one value")
+        if covered >= _COVERAGE:
+            break
+    ends = {"low": ordered[cut], "high": ordered[n - 1 - cut]}
+    return {"median": median(ordered), **ends, "coverage": max(covered, 0.0)}
 
 
 def spread_of(values: Sequence[float]) -> dict[str, float]:
@@ -343,14 +328,14 @@ def is_steady(a: Sequence[float], b: Sequence[float], least: float) -> bool:
     The medians must be apart by three median deviations of either side, and four of five pairs,
     each measured side by side, by more than `least` in the same direction.
     """
-    apart = median(b) - median(a)
-    if abs(apart) <= max(least, 3 * _deviation(a), 3 * _deviation(b)):
+    apart = _apart(a, b)
+    scatter = max(median(abs(one - median(side)) for one in side) for side in (a, b))
+    if abs(apart) <= max(least, 3 * scatter):
         return False
     sign = 1 if apart > 0 else -1
     agreeing = sum(sign * (two - one) > least for one, two in zip(a, b, strict=True))
     return agreeing >= 0.8 * len(a)
 
 
-def _deviation(values: Sequence[float]) -> float:
-    middle = median(values)
-    return median(abs(value - middle) for value in values)
+def _apart(a: Sequence[float], b: Sequence[float]) -> float:
+    return median(b) - median(a)

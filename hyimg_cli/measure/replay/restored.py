@@ -165,9 +165,7 @@ class _Search:
         base, is_image = PurePath(name).name, field == "images"
         if (is_path and base != name) or base in ("", ".", ".."):
             raise self._fault("metadata.damaged", f"{shown(name)} does not name a {noun}")
-        folders = [self.path.parent, *self.folders]
-        if self.wishes.images_from:
-            folders.insert(0, self.wishes.images_from)
+        folders = [*filter(None, [self.wishes.images_from]), self.path.parent, *self.folders]
         fetched = None if is_path else lora_files.in_cache(name)
         places = [*(folder / base for folder in folders), *filter(None, (there, fetched))]
         present = [place for place in places if os.path.isfile(place)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RESULTS, RunFolder
-from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FORMATS, Encoding
@@ -36,15 +36,11 @@ def frames_digest(video: Path) -> str:
     """Return the digest of a video's frames before compression, from the line that names this
     file; empty if no line does.
     """
-    try:
-        results = RunFolder(run_of(video)).results()
-        own = digest.of_file(video)
-    except (OSError, HyimgError):
-        return ""
-    for entry in results.values():
-        for output in entry.get("outputs") or ():
-            if isinstance(output, dict) and output.get("sha256") == own:
-                return str(output.get("pixel_sha256", ""))
+    with suppress(OSError, HyimgError):
+        results, own = RunFolder(run_of(video)).results(), digest.of_file(video)
+        outputs = (one for entry in results.values() for one in entry.get("outputs", ()))
+        same = (one.get("pixel_sha256", "") for one in outputs if one.get("sha256") == own)
+        return str(next(same, ""))
     return ""
 
 
@@ -58,8 +54,7 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
             what, hint = "the replay would replace the file itself", "choose another folder with -o"
             raise UsageError(what, where=own, hint=hint, code="replay.itself")
     results = RunFolder(folder).results()
-    manifest = read_run_info(folder).get("manifest")
-    name = manifest.get("name") if isinstance(manifest, dict) else None
+    name = object_in(read_run_info(folder), "manifest").get("name")
     if results and not (str(name).startswith(TITLE) and results.keys() == {custom_id}):
         raise OutputFolderError(
             "the folder holds results of another run",

@@ -1,7 +1,7 @@
 """Compare a replay with its original: equal, or how far apart and possible reasons."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,12 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
     if is_equal:
         return ReplayVerdict(compared, equal=True)
     reasons = tuple(_reasons(described.record, record))
-    found = ReplayVerdict(compared, equal=False, reasons=reasons)
     try:
         (apart,) = measured([Pair(original.name, original, made)], (_PSNR, _MAX_ABS))
     except HyimgError as error:  # other sizes, other numbers of frames
-        return replace(found, not_measured=error.what)
+        return ReplayVerdict(compared, equal=False, not_measured=error.what, reasons=reasons)
     psnr, max_abs = _PSNR.mean(apart.values["psnr"]), max(apart.values["max_abs"])
-    return replace(found, psnr=psnr, max_abs=max_abs)
+    return ReplayVerdict(compared, equal=False, psnr=psnr, max_abs=max_abs, reasons=reasons)
 
 
 def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> tuple[str, bool]:

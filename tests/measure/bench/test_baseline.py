@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.measure.bench.baseline import is_same_machine, read_baseline, read_share, regressions
+from hyimg_cli.measure.bench.record import is_same_machine, read_baseline, read_share, regressions
 
 
 def entry(wall_s: float = 1.0, speedup: float = 2.0, verdict: str = "identical") -> dict[str, Any]:

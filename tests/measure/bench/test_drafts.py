@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from hyimg_cli.measure.bench.drafts import Task, expected_best, judge_drafts, lines
+from hyimg_cli.measure.bench.drafts import Task, expected_best, judge_drafts, markdown
 
 
 def tasks(noise: float, count: int = 60, n: int = 8) -> list[Task]:
@@ -31,7 +31,7 @@ def test_a_scorer_that_knows_nothing_of_the_full_picture_is_not_worth_it(redone:
     assert row["difference"]["high"] < 0
     (table,) = [
         line
-        for line in lines({"x": {"tasks": 60, "left_out": 0, "rows": [row]}})
+        for line in markdown({"x": {"tasks": 60, "left_out": 0, "rows": [row]}}).split("\n")
         if "steps |" in line and "6" in line
     ]
     assert table.endswith("| not worth it |")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from measure.bench.conftest import ONE_EDIT
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.harness import Bench
-from hyimg_cli.measure.bench.runs import Lifetime, RunResult, runs_of, shared_models
+from hyimg_cli.measure.bench.runs import Lifetime, RunResult, load_model, runs_of
 from hyimg_cli.measure.bench.scenario import SCENARIOS, Scenario, read_scenario
 from hyimg_cli.measure.bench.verdict import Findings
 from hyimg_cli.models import registry
@@ -84,7 +85,7 @@ def test_a_model_is_loaded_once_for_all_that_ask_alike(monkeypatch: pytest.Monke
         return object()
 
     monkeypatch.setattr(registry, "load", fresh)
-    load, rounded = shared_models(), replace(CONFIG.model, quantization="fp8")
+    load, rounded = cache(load_model), replace(CONFIG.model, quantization="fp8")
     first = load(CONFIG.model, is_batch_invariant=True)
     assert load(CONFIG.model, is_batch_invariant=True) is first
     load(rounded, is_batch_invariant=True)

@@ -11,15 +11,15 @@ def test_the_interval_covers_the_median_as_often_as_it_says(n: int) -> None:
     generator = np.random.default_rng(n)
     samples = generator.exponential(size=(4000, n))
     intervals = [median_interval(list(row)) for row in samples]
-    hit = np.mean([one.low <= np.log(2) <= one.high for one in intervals])
-    assert hit == pytest.approx(intervals[0].coverage, abs=0.03)
+    hit = np.mean([one["low"] <= np.log(2) <= one["high"] for one in intervals])
+    assert hit == pytest.approx(intervals[0]["coverage"], abs=0.03)
 
 
 def test_more_values_give_a_narrower_interval() -> None:
     few, many = median_interval([1.0, 2.0, 3.0]), median_interval([float(n) for n in range(20)])
-    assert (few.low, few.median, few.high, few.coverage) == (1.0, 2.0, 3.0, 0.75)
-    assert many.coverage >= 0.9
-    assert (many.low, many.high) == (5.0, 14.0)
+    assert (few["low"], few["median"], few["high"], few["coverage"]) == (1.0, 2.0, 3.0, 0.75)
+    assert many["coverage"] >= 0.9
+    assert (many["low"], many["high"]) == (5.0, 14.0)
 
 
 def test_spread() -> None:
