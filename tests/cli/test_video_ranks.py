@@ -26,6 +26,7 @@ def manifest(write_manifest: Write) -> Path:
     )
 
 
+@pytest.mark.thorough
 def test_pixels_do_not_depend_on_the_ranks(run_cli: Run, manifest: Path, tmp_path: Path) -> None:
     alone = run_cli("generate", manifest, "-o", "alone", "--no-prewarm", "--json")
     assert alone.code == 0, alone.err

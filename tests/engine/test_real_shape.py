@@ -382,6 +382,7 @@ def test_the_vae_in_another_dtype_and_layout_draws_the_same(parts: None, tmp_pat
             assert (found.float() - plain).std() < near * spread
 
 
+@pytest.mark.thorough
 def test_cases_are_made_on_a_gpu_too(
     parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -425,7 +425,6 @@ def test_fail_fast_stops_every_replica(floor: Floor, some: Some) -> None:
     floor.assert_all_gone()
 
 
-@on_both
 def test_errors_in_a_row_stop_every_replica(floor: Floor, some: Some) -> None:
     jobs = some(40, **{f"j{n}": "fail" for n in range(1, 40)})
     with pytest.raises(ConsecutiveErrors, match=r"all of them job\.fake: it was told to fail"):
@@ -437,7 +436,6 @@ def test_errors_in_a_row_stop_every_replica(floor: Floor, some: Some) -> None:
     assert len(outcomes(floor.run(jobs, max_consecutive_errors=0))) == left
 
 
-@on_both
 def test_one_that_is_stopped_is_ended_and_its_jobs_are_done(floor: Floor, some: Some) -> None:
     floor.limits, floor.beat_s = Limits(silence_s=3.0), 0.2
     events = floor.run(some(6, j0="stop"))
@@ -484,7 +482,6 @@ def test_one_that_hangs_is_ended_by_its_own_beat(floor: Floor, some: Some) -> No
     floor.assert_all_gone()
 
 
-@on_both
 def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: VideoJob) -> None:
     films = [replace(film, custom_id=f"f{n}") for n in range(3)]
     films[0] = replace(films[0], prompt="cut short")

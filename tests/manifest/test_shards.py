@@ -40,7 +40,10 @@ def edits(make_job: Make) -> Edits:
     ]
 
 
-@pytest.mark.parametrize(("photos", "prompts", "count"), [(8, 8, 4), (1000, 8, 64), (40, 3, 7)])
+@pytest.mark.parametrize(
+    ("photos", "prompts", "count"),
+    [(8, 8, 4), pytest.param(1000, 8, 64, marks=pytest.mark.thorough), (40, 3, 7)],
+)
 def test_edits_of_a_photo_stay_together_and_shards_are_even(
     dealt: Dealt, edits: Edits, photos: int, prompts: int, count: int
 ) -> None:

@@ -77,7 +77,14 @@ def lines_of(kind: str, sources: Sequence[str]) -> list[Line]:
     return lines
 
 
-@pytest.mark.parametrize("kind", ["klein-kv", "qwen-image-2.1", "qwen-image-2.1-turbo"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "klein-kv",
+        "qwen-image-2.1",
+        pytest.param("qwen-image-2.1-turbo", marks=pytest.mark.thorough),
+    ],
+)
 def test_pixels_are_the_librarys_in_any_order_shared_or_not(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     sources: list[str], kind: str,
@@ -199,9 +206,8 @@ def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
     assert again.code == 0, again.err
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen-image-2.1", pytest.param("klein-kv", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["qwen-image-2.1", "klein-kv"])
 def test_a_bench_finds_a_key_that_forgets_its_picture(
     write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str,
     monkeypatch: pytest.MonkeyPatch,

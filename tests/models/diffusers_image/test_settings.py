@@ -360,7 +360,7 @@ def lora(file: Path, network: nn.Module, layers: list[str], *, published: bool, 
     return write(file, tensors).name
 
 
-@pytest.mark.parametrize("kind", thorough_but(["qwen-image", "klein-base", "kontext"], LAYERS))
+@pytest.mark.parametrize("kind", thorough_but(["qwen-image", "klein-base"], LAYERS))
 def test_loras_are_the_librarys_and_leave_no_trace(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str
 ) -> None:
