@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
@@ -35,9 +35,9 @@ from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ImageRanks
-from hyimg_cli.pipelines.request import Facts, Lost, done_outcome, write_drawn
+from hyimg_cli.pipelines.request import Lost, write_drawn
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
+from hyimg_cli.spec.events import JobStarted, ModelLoaded, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             ratio_index=done.canvas.bucket.token_index,
         )
 
-    def outcome(self, done: ImageRequest, output: OutputFile | None, facts: Facts) -> Outcome:
+    def line_fields(self, done: ImageRequest) -> dict[str, Any]:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
@@ -185,22 +185,19 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         warnings += edit_warnings(done.edit)
         has_written = text.ids is not None
         keeps_note = done.pixels is None or bool(job.lineage.draft_of)
-        return done_outcome(
-            done,
-            output,
-            facts,
-            *warnings,
-            cot_text=text.text if has_written else job.cot_text,
-            cot_token_ids=text.ids if has_written else job.cot_token_ids,
-            cot_from=done.cot_from,
+        return {
+            "warnings": warnings,
+            "cot_text": text.text if has_written else job.cot_text,
+            "cot_token_ids": text.ids if has_written else job.cot_token_ids,
+            "cot_from": done.cot_from,
             # A draft's, for the final that takes its text.
-            written=done.cached.note if done.cached and keeps_note else None,
-            think_truncated=bool(text.cut),
-            ratio_index=done.canvas.bucket.token_index,
-            kv_reuse=reuse,
-            batch=done.batch,
-            parallel=None if self._ranks is None else self._ranks.report(),
-        )
+            "written": done.cached.note if done.cached and keeps_note else None,
+            "think_truncated": bool(text.cut),
+            "ratio_index": done.canvas.bucket.token_index,
+            "kv_reuse": reuse,
+            "batch": done.batch,
+            "parallel": None if self._ranks is None else self._ranks.report(),
+        }
 
     def forget(self) -> None:
         self._sources.clear()

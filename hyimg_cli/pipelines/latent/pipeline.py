@@ -21,14 +21,14 @@ from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.latent.encodings import Encodings
 from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.latent.stages import Done, LatentStages, Model
-from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
+from hyimg_cli.pipelines.pipeline import OneJob
 from hyimg_cli.pipelines.queue import Dropped, JobQueue
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, Progress
 
 
-class LatentPipeline(Pipeline[Model, OneJob, Done]):
+class LatentPipeline(LatentStages[Model, OneJob, Done]):
     """Makes what jobs ask for one at a time, one model at a time."""
 
     def __init__(self, config: RunConfig, pictures: str) -> None:
@@ -84,8 +84,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
     def work(
         self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
     ) -> Iterator[JobStarted | Progress | Done | Lost[OneJob]]:
-        stages, shares = self._stages(), Shares()
-        synchronized = partial(synchronize, [stages.model.device])
+        shares, synchronized = Shares(), partial(synchronize, [self._resident().device])
         for part in self._parts(jobs):
             self._revive()
             works = []
@@ -95,7 +94,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                     work.checkpoint = self._checkpoint(job, folder, work.warnings)
                 works.append(work)
                 yield JobStarted(job.custom_id)
-            yield from stages.make(works)
+            yield from self.make(works)
 
     def serve(self, queue: JobQueue) -> None:
         """One at a time: there are no tokens, and nothing goes on beside another."""
@@ -146,10 +145,6 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
     def _load(self, *, with_transformer: bool) -> None:
         """Load the weights that decode, and those that denoise."""
         self._resident().load_weights(with_transformer=with_transformer)
-
-    @abstractmethod
-    def _stages(self) -> LatentStages[Model, Done]:
-        """What is done with the jobs of a group."""
 
     @abstractmethod
     def _new_request(self, job: OneJob, clock: PhaseClock, folder: JobFolder | None) -> Done:

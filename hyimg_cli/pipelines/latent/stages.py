@@ -6,9 +6,10 @@ denoiser. Jobs that are denoised together (only if asked for, because it rounds 
 encoded and decoded alone, with their own noise and conditions.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from hyimg_cli.pipelines.clock import compiling_apart
 from hyimg_cli.pipelines.latent.encodings import Encodings
 from hyimg_cli.pipelines.latent.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
-from hyimg_cli.pipelines.request import Lost, OneJob, Request
+from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import Progress
 
 Model = TypeVar("Model", bound=LatentModel)
@@ -47,16 +49,10 @@ class LatentRequest(Request[OneJob]):
     together: int = 1
 
 
-@dataclass(frozen=True)
-class LatentStages(Generic[Model, Done]):
-    """A loaded model's stages. `encodings` keep what was encoded, by kind; `forget_pictures` drops
-    what pictures keep on the same device; `compiles`: blocks, as they are met.
-    """
+class LatentStages(Pipeline[Model, OneJob, Done]):
+    """The stages of a loaded model's jobs. `_encodings` keep what was encoded, by kind."""
 
-    model: Model
-    encodings: Mapping[str, Encodings[Any]]
-    forget_pictures: Callable[[], object] = int
-    compiles: bool = False
+    _encodings: Mapping[str, Encodings[Any]]
 
     def make(self, works: Sequence[Done]) -> Events[Done]:
         """Make what the jobs ask for but for the end of their files, those that have no step behind
@@ -79,7 +75,7 @@ class LatentStages(Generic[Model, Done]):
         """Encode every string and picture the job reads; mostly it is in memory. Latents that are
         kept from behind its last step need none of it.
         """
-        job, model = work.job, self.model
+        job, model = work.job, self._resident()
         work.clock.enter("read")
         kept = None if work.checkpoint is None else work.checkpoint.found()
         if kept is not None and kept.is_last:
@@ -93,7 +89,7 @@ class LatentStages(Generic[Model, Done]):
         yield Progress(job.custom_id, "encode")
         work.clock.enter("encode")
         found = {
-            one: self.encodings[kind].of(model.encoders[kind], one, is_counted=is_counted)
+            one: self._encodings[kind].of(model.encoders[kind], one, is_counted=is_counted)
             for one, kind in model.conditions(job, work.source_digests).items()
         }
         # A note on what reads no picture: its text was cut.
@@ -116,7 +112,7 @@ class LatentStages(Generic[Model, Done]):
         """
         for work in works:
             work.clock.enter("denoise_first")
-        model, is_alone, work = self.model, len(works) == 1, works[0]
+        is_alone, work = len(works) == 1, works[0]
         denoiser, kept = self.new_denoiser(works), None
         for one in works:
             yield Progress(one.job.custom_id, "denoise", 0, denoiser.steps)
@@ -126,8 +122,8 @@ class LatentStages(Generic[Model, Done]):
             first, latents = 0, denoiser.initial_latents()
         else:
             denoiser.restore(kept.step, kept.state)
-            first, latents = kept.step, kept.latents.to(model.device)
-        steps, compiles = denoiser.steps, self.compiles and is_alone
+            first, latents = kept.step, kept.latents.to(self._resident().device)
+        steps, compiles = denoiser.steps, self._config.model.compile_blocks and is_alone
         for index in range(first, steps):
             phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
             with compiling_apart(work.clock, phase, is_on=compiles):
@@ -153,11 +149,11 @@ class LatentStages(Generic[Model, Done]):
     def new_denoiser(self, works: Sequence[Done]) -> LatentDenoiser:
         """Of jobs that are denoised together: one, unless a kind of model takes more."""
         (work,) = works
-        return self.model.denoiser(work.job, work.embeddings)
+        return self._resident().denoiser(work.job, work.embeddings)
 
+    @abstractmethod
     def decode(self, work: Done) -> Events[Done]:
         """Decode the last latents: then the job is done, and yielded."""
-        raise NotImplementedError
 
     def decode_anyhow(self, work: Done) -> Events[Done]:
         """The decode, and what is tried where memory is short."""
@@ -165,9 +161,8 @@ class LatentStages(Generic[Model, Done]):
 
     def drop(self) -> None:
         """Free what is on the device and no step needs: encoders, and what pictures keep there."""
-        for encoder in self.model.encoders.values():
+        for encoder in self._resident().encoders.values():
             encoder.release()
-        self.forget_pictures()
 
     def attempt(self, works: Sequence[Done], stage: Callable[..., Events[Done]]) -> Events[Done]:
         """A stage, and what is tried where it fails."""

@@ -1,10 +1,14 @@
 """Videos at work, and their files."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hyimg_cli.cache.disk import START_PICTURES
 from hyimg_cli.files import remove, replace_file, storage_error
@@ -15,18 +19,24 @@ from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
 from hyimg_cli.models import registry
+from hyimg_cli.models.latent import LatentDenoiser
 from hyimg_cli.models.latent_video import ClipsModel, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
+from hyimg_cli.pipelines.latent.stages import Events
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
 from hyimg_cli.pipelines.ranks import VideoRanks
-from hyimg_cli.pipelines.request import Facts, done_outcome
-from hyimg_cli.pipelines.video.stages import VideoRequest, VideoStages
+from hyimg_cli.pipelines.video.stages import VideoRequest, checked, encode_beside
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice, RunConfig
-from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, ReuseReport, VideoFile
+from hyimg_cli.spec.card import TileRule
+from hyimg_cli.spec.events import Prewarmed, Progress, ReuseReport, VideoFile
 from hyimg_cli.spec.job import VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
+
+# Videos of a shape that are worth a step beforehand.
+_FEWEST = 3
 
 
 class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
@@ -62,6 +72,97 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         if folder is not None:
             work.new_writer = partial(self._new_writer, job, folder)
         return work
+
+    def new_denoiser(self, works: Sequence[VideoRequest]) -> LatentDenoiser:
+        if len(works) == 1:
+            return super().new_denoiser(works)
+        model = self._resident()
+        assert isinstance(model, ClipsModel), "it was asked how many clips it takes together"
+        return model.denoiser_of([(one.job, one.embeddings) for one in works])
+
+    def decode(
+        self, work: VideoRequest, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
+    ) -> Events[VideoRequest]:
+        """Decode the last latents into frames, which are encoded as they come: then it is done.
+        `tiles`, and the `tiling` that they are: instead of the model's own.
+        """
+        assert work.latents is not None, "it is denoised"
+        yield Progress(work.job.custom_id, "decode_latents")
+        work.clock.enter("decode_latents")
+        decoded = self._resident().decode_latents(work.latents, tiling)
+        writer = None if work.new_writer is None else work.new_writer(tiles)
+        # Left in the middle it would go on keeping features of its frames.
+        with closing(checked(work.job, decoded)) as pieces:
+            if writer is None:
+                deque(pieces, maxlen=0)
+            else:
+                work.clock.overlapped_s["write"] += encode_beside(pieces, writer)
+        work.clock.enter("queue")
+        work.writer, work.parallel = writer, self._ranks and self._ranks.report()
+        work.embeddings, work.latents = {}, None
+        yield work
+
+    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
+        """Run one denoise step of every shape of several jobs that was not warmed yet. Its latents
+        are kept nowhere, and every random draw has a generator of its own.
+
+        Nothing is decoded: that would cost as much as a job's own decode, and what it made ready,
+        an allocator's pieces, the next denoise step gives back. A shape of one or two jobs is left
+        alone: the step would cost them more than the first of them waits for it. One whose stand-in
+        fails is not counted: the job itself will fail, and say why.
+        """
+        if not starts_slowly(self._resident().device):
+            return Prewarmed(0, 0.0)
+        left = self._not_denoised(jobs, folder)
+        # What a job's forwards depend on but for the length of its text.
+        alike = group_by(left, lambda job: (job.model, job.size, job.num_frames, job.branch_count))
+        ran = 0
+        for shape, same in alike.items():
+            if len(same) < _FEWEST or shape in self._warmed:
+                continue
+            self._warmed.add(shape)
+            stand_in = replace(same[0], custom_id="prewarm", num_inference_steps=1)
+            with Attempt() as tried:
+                clock, digests = PhaseClock(0.0, lambda: None), self._digests(stand_in)
+                work = VideoRequest(stand_in, clock, source_digests=digests)
+                deque(chain(self.encode(work, is_counted=False), self.denoise(work)), maxlen=0)
+            ran += tried.error is None
+        return Prewarmed(ran, 0.0)
+
+    def drop(self) -> None:
+        super().drop()
+        self._forget_pictures()
+
+    def decode_anyhow(self, work: VideoRequest) -> Events[VideoRequest]:
+        """The decode where memory may be short: once more without any rank's transformer on the
+        device, the same pixels; then in smaller tiles. Each time the file begins anew.
+        """
+        assert work.latents is not None, "it is denoised"
+        model = self._resident()
+
+        def drop() -> None:
+            self.drop()
+            model.release_transformer()
+            if self._ranks is not None:
+                self._ranks.release_branches()
+
+        kept = "the text encoders, the transformer and the prefixes of pictures"
+        memory = MemoryPolicy(drop, kept)
+        tilings = iter(model.smaller_tilings(work.latents))
+
+        def decode_smaller(work: VideoRequest, error: Exception) -> Events[VideoRequest]:
+            is_short = isinstance(error, torch.OutOfMemoryError)
+            tiles, tiling = next(tilings, (None, None)) if is_short else (None, None)
+            if tiling is None:
+                yield work.as_lost(error)
+                return
+            side = tiling.tile * model.card.pixels_per_cell
+            note = f"continued in tiles of {side} pixels, which changes pixels near their borders"
+            memory.note([work], f"out of memory in the decode; {note}")
+            smaller = partial(self.decode, tiles=tiles, tiling=tiling)
+            yield from memory.attempt([work], smaller, decode_smaller)
+
+        yield from memory.attempt([work], self.decode, decode_smaller)
 
     def write(self, done: VideoRequest, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the video: whoever sees the video sees the others."""
@@ -110,26 +211,16 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             box = mp4_box(EDITED if job.images else MADE)
         return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
-    def outcome(self, done: VideoRequest, output: OutputFile | None, facts: Facts) -> Outcome:
-        return done_outcome(
-            done,
-            output,
-            facts,
-            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=f"{done.job.task} has no text stage"),
-            batch={"denoise": done.together},
-            sigmas=self._resident().sigmas(done.job) if done.job.scheduler else None,
-            parallel=done.parallel,
-        )
+    def line_fields(self, done: VideoRequest) -> dict[str, Any]:
+        reason = f"{done.job.task} has no text stage"
+        return {
+            "kv_reuse": ReuseReport("none", 0, 0, 0, (), reason=reason),
+            "batch": {"denoise": done.together},
+            "sigmas": self._resident().sigmas(done.job) if done.job.scheduler else None,
+            "parallel": done.parallel,
+        }
 
-    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
-        left = self._not_denoised(jobs, folder)
-        return Prewarmed(self._stages().prewarm(left, self._warmed), 0.0)
 
-    def _stages(self) -> VideoStages:
-        return VideoStages(
-            self._resident(),
-            self._encodings,
-            self._forget_pictures,
-            self._config.model.compile_blocks,
-            self._ranks,
-        )
+def starts_slowly(device: torch.device) -> bool:
+    """True if the first forward of a shape takes longer there than those behind it."""
+    return device.type != "cpu"
