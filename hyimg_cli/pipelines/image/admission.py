@@ -198,7 +198,6 @@ class Served(Admission[Ticket]):
         self,
         queue: JobQueue,
         stages: ImageStages,
-        of_scope: Callable[[str], ImageStages],
         new_clock: Callable[[float], PhaseClock],
         config: BatchConfig,
     ) -> None:
@@ -206,8 +205,7 @@ class Served(Admission[Ticket]):
         two denoise steps, and how seldom batches move while an online job is at work.
         """
         super().__init__(stages)
-        self._queue, self._of_scope, self._new_clock = queue, of_scope, new_clock
-        self._config = config
+        self._queue, self._new_clock, self._config = queue, new_clock, config
         # Taken from the queue and not begun, by `is_online`.
         self._waiting: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
         self._passes = 0
@@ -229,7 +227,7 @@ class Served(Admission[Ticket]):
         return [work for work in at if _ticket(work).is_dropped]
 
     def text_of(self, item: Ticket) -> Hashable | None:
-        return self._text_of(_job(item), self._of_scope(item.scope))
+        return self._text_of(_job(item), self.stages.within(item.scope))
 
     def is_repeated(self, text: Hashable | None) -> bool:
         return text is not None  # nobody knows who comes
@@ -261,7 +259,7 @@ class Served(Admission[Ticket]):
 
     def begin(self, item: Ticket) -> ImageRequest:
         work = ImageRequest(_job(item), self._new_clock(item.submitted))
-        work.stages, work.ticket = self._of_scope(item.scope), item
+        work.stages, work.ticket = self.stages.within(item.scope), item
         return work
 
     def tokens(self, at: AtWork) -> int:

@@ -36,6 +36,7 @@ from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ImageRanks
 from hyimg_cli.pipelines.request import Lost, write_drawn
+from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import JobStarted, ModelLoaded, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
@@ -56,7 +57,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         """`load` is asked for every model; by default `registry.load`."""
         super().__init__(config)
         self._load = load
-        self._sources = EncodedSources(config.cache)
+        self._sources, self._trips = EncodedSources(config.cache), RoundTrips()
         self.tree = new_prefix_tree(
             config.batch, lambda rows: rows.on(self._resident().layer_devices)
         )
@@ -139,21 +140,9 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     def serve(self, queue: JobQueue) -> None:
         model = self._resident()
         waits, shares = partial(synchronize, model.layer_devices), Shares()
-        stages, sources = self._stages(_read_now), self._sources
-
-        def of_scope(scope: str) -> ImageStages:
-            return replace(
-                stages,
-                scope=scope,
-                prefixes=stages.prefixes.within(scope),
-                encode=partial(sources.encode, scope=scope),
-                round_trip=partial(sources.round_trip, scope=scope),
-            )
-
         admission = Served(
             queue,
-            stages,
-            of_scope,
+            self._stages(_read_now),
             lambda since: PhaseClock(since, waits, shares),
             self._config.batch,
         )
@@ -201,6 +190,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
 
     def forget(self) -> None:
         self._sources.clear()
+        self._trips.clear()
         self._texts.clear()
         self.tree.clear()
 
@@ -267,7 +257,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             self._sources.encode,
             texts=self._texts,
             draws=not self._config.output.only_texts,
-            round_trip=self._sources.round_trip,
+            trips=self._trips,
         )
 
 

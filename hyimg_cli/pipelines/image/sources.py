@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 
-import numpy as np
 import torch
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
@@ -25,9 +24,7 @@ from hyimg_cli.memory.footprint import ENCODED_BYTES
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Encoded
 from hyimg_cli.pipelines.image.stages import encoded_by
-from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import CacheConfig
-from hyimg_cli.spec.job import Size
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +45,6 @@ class EncodedSources:
         # By key: seconds of what was prefetched and not asked for yet, and what the disk said.
         self._prefetch_s: dict[str, float] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
-        self._trips = RoundTrips()
 
     def use(self, model: DecoderModel, model_print: str) -> None:
         """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
@@ -65,7 +61,6 @@ class EncodedSources:
         """Forget what is in memory, and the model."""
         self._model = None
         self._memo.clear()
-        self._trips.clear()
         self._prefetch_s.clear()
 
     def prefetch(self, image: SourceImage) -> None:
@@ -102,10 +97,6 @@ class EncodedSources:
             _belongs_here(encoded)
         told = replace(encoded, warnings=warnings) if warnings else encoded
         return told, max(0.0, (prefetch_s or 0.0) - waited_s)
-
-    def round_trip(self, image: SourceImage, size: Size, scope: str = "") -> tuple[np.ndarray, str]:
-        """As of `RoundTrips`, by the model in use."""
-        return self._trips.of(image, size, self._in_use.round_trip, scope)
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a

@@ -10,7 +10,6 @@ from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.media.images import Pixels, on_white, read_image
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
 from hyimg_cli.pipelines.latent.stages import Events, LatentRequest
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
@@ -38,6 +37,8 @@ class EditRequest(LatentRequest[ImageJob]):
 class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
     """Draws and edits pictures, one at a time."""
 
+    request_kind = EditRequest
+
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config, SOURCE_IMAGES)
         self._trips = RoundTrips()
@@ -54,11 +55,6 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         opened = registry.load_editor(choice)
         opened.tree = self.tree if self._config.reuse.kv_reuse else None
         return opened
-
-    def _new_request(
-        self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None
-    ) -> EditRequest:
-        return EditRequest(job, clock, source_digests=self._digests(job))
 
     def new_denoiser(self, works: Sequence[EditRequest]) -> "BlockDenoiser":
         (work,) = works

@@ -14,6 +14,7 @@ from typing import Any
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.kept_latents import find_begun
 from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest
 from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
 from hyimg_cli.memory.fit import memory_guard
@@ -26,10 +27,14 @@ from hyimg_cli.pipelines.queue import Dropped, JobQueue
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, Progress
+from hyimg_cli.spec.job import Job
 
 
 class LatentPipeline(LatentStages[Model, OneJob, Done]):
     """Makes what jobs ask for one at a time, one model at a time."""
+
+    # What a job is on its way.
+    request_kind: type[Done]
 
     def __init__(self, config: RunConfig, pictures: str) -> None:
         """`pictures`: what their encoder makes, by kind of the disk cache."""
@@ -41,7 +46,7 @@ class LatentPipeline(LatentStages[Model, OneJob, Done]):
             pictures: Encodings[Any](config.cache, pictures),
         }
         self._digest_of = cache(source_digest)
-        self._denoised: set[tuple[Path, str]] = set()
+        self._denoised: set[tuple[Path, Job]] = set()
         # Of a server's job at work: nothing is shared with those of another one.
         self._scope = ""
 
@@ -89,7 +94,8 @@ class LatentPipeline(LatentStages[Model, OneJob, Done]):
             self._revive()
             works = []
             for job in part:
-                work = self._new_request(job, PhaseClock(started, synchronized, shares), folder)
+                clock, digests = PhaseClock(started, synchronized, shares), self._digests(job)
+                work = self.request_kind(job, clock, source_digests=digests, folder=folder)
                 if folder is not None:
                     work.checkpoint = self._checkpoint(job, folder, work.warnings)
                 works.append(work)
@@ -146,10 +152,6 @@ class LatentPipeline(LatentStages[Model, OneJob, Done]):
         """Load the weights that decode, and those that denoise."""
         self._resident().load_weights(with_transformer=with_transformer)
 
-    @abstractmethod
-    def _new_request(self, job: OneJob, clock: PhaseClock, folder: JobFolder | None) -> Done:
-        """A job that begins."""
-
     def _parts(self, jobs: Sequence[OneJob]) -> Iterable[Sequence[OneJob]]:
         """Jobs that are denoised together: each alone, unless a kind of model takes more."""
         return [[job] for job in jobs]
@@ -163,15 +165,13 @@ class LatentPipeline(LatentStages[Model, OneJob, Done]):
         """
         if folder is None:
             return list(jobs)
-        left: list[OneJob] = []
-        for job in jobs:
-            checkpoint = self._checkpoint(job, folder, [])
-            place = (checkpoint.path, checkpoint.key)
-            if place not in self._denoised and checkpoint.found() and checkpoint.holds_last:
-                self._denoised.add(place)
-            if place not in self._denoised:
-                left.append(job)
-        return left
+        begun = find_begun(folder, jobs, self._config)
+        self._denoised |= {
+            (folder.run, job)
+            for job in jobs
+            if job.custom_id in begun and begun[job.custom_id].is_denoised
+        }
+        return [job for job in jobs if (folder.run, job) not in self._denoised]
 
     def _checkpoint(self, job: OneJob, folder: JobFolder, notes: list[str]) -> LatentsCheckpoint:
         key = key_of(job, self._digests(job), self._config)

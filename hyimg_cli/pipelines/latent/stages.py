@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT
+from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import compiling_apart
 from hyimg_cli.pipelines.latent.encodings import Encodings
@@ -33,13 +34,14 @@ Events = Iterator[Progress | Done | Lost[Any]]
 class LatentRequest(Request[OneJob]):
     """A job on its way, and what its stages have made of it.
 
-    `checkpoint`: the place for its latents. `input_warnings` of what was cut or left out of its
-    inputs, and `input_notes` of what reading its pictures changed, are kept with its latents.
-    `embeddings` of its conditions. `latents`: those behind its last denoise step. `denoise_steps`
-    are those of this run, which began at `first_step`; `step_cache` counts those of all its
-    attempts. `together`: how many jobs were denoised at once.
+    `folder`: where its file goes; `checkpoint`: the place for its latents. `input_warnings` of what
+    was cut or left out of its inputs, and `input_notes` of what reading its pictures changed, are
+    kept with its latents. `embeddings` of its conditions. `latents`: those behind its last denoise
+    step. `denoise_steps` are those of this run, which began at `first_step`; `step_cache` counts
+    those of all its attempts. `together`: how many jobs were denoised at once.
     """
 
+    folder: JobFolder | None = None
     checkpoint: LatentsCheckpoint | None = None
     input_warnings: tuple[str, ...] = ()
     input_notes: tuple[str, ...] = ()

@@ -42,6 +42,8 @@ _FEWEST = 3
 class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
     """Makes videos one at a time, but for clips that are denoised together."""
 
+    request_kind = VideoRequest
+
     def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
         """`forget_pictures` drops what pictures keep on the same device for later ones."""
         super().__init__(config, START_PICTURES)
@@ -65,14 +67,6 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         alike = group_by(jobs, lambda job: job.flow_shift)
         return [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
 
-    def _new_request(
-        self, job: VideoJob, clock: PhaseClock, folder: JobFolder | None
-    ) -> VideoRequest:
-        work = VideoRequest(job, clock, source_digests=self._digests(job))
-        if folder is not None:
-            work.new_writer = partial(self._new_writer, job, folder)
-        return work
-
     def new_denoiser(self, works: Sequence[VideoRequest]) -> LatentDenoiser:
         if len(works) == 1:
             return super().new_denoiser(works)
@@ -90,7 +84,9 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         yield Progress(work.job.custom_id, "decode_latents")
         work.clock.enter("decode_latents")
         decoded = self._resident().decode_latents(work.latents, tiling)
-        writer = None if work.new_writer is None else work.new_writer(tiles)
+        writer = None
+        if work.folder is not None:
+            writer = self._new_writer(work.job, work.folder, tiles)
         # Left in the middle it would go on keeping features of its frames.
         with closing(checked(work.job, decoded)) as pieces:
             if writer is None:

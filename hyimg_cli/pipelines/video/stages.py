@@ -7,7 +7,7 @@ A video is encoded while it is decoded; no more than two pieces of its frames ar
     write                                   tail ▸ name, while the next job is denoised
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -18,24 +18,19 @@ import numpy as np
 from hyimg_cli.errors import OutputError
 from hyimg_cli.pipelines.latent.stages import LatentRequest
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.settings.run import DecodeTiles
 from hyimg_cli.spec.events import ParallelReport
 from hyimg_cli.spec.job import VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
-# Begins a new file; given the tiles of a decode that was short of memory, None for the model's own.
-NewWriter = Callable[[DecodeTiles | None], "VideoWriter"]
-
 
 @dataclass(eq=False)
 class VideoRequest(LatentRequest[VideoJob]):
-    """A video on its way. `new_writer`: begins its file; None where nothing is written. `writer`
-    has every frame of it encoded; `parallel`: over which ranks, None without.
+    """A video on its way. `writer` has every frame of its file encoded; `parallel`: over which
+    ranks, None without.
     """
 
-    new_writer: NewWriter | None = None
     writer: "VideoWriter | None" = None
     parallel: ParallelReport | None = None
 
