@@ -94,7 +94,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             else:
                 work.clock.overlapped_s["write"] += encode_beside(pieces, writer)
         work.clock.enter("queue")
-        work.writer, work.parallel = writer, self._ranks and self._ranks.report()
+        work.writer, work.parallel = writer, None if self._ranks is None else self._ranks.report()
         work.embeddings, work.latents = {}, None
         yield work
 
