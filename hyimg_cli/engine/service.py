@@ -342,9 +342,8 @@ class ServedSession:
         while self._progress:  # before the rest of the inbox: it has begun there
             name, told = self._progress.popitem()
             progress[name] = told
-        with suppress(Empty):
-            while True:
-                heard.append(self._inbox.get_nowait())
+        while not self._inbox.empty():
+            heard.append(self._inbox.get())
         for name, news in heard:
             if isinstance(news, Request | Dropped):
                 self._open.pop(name, None)

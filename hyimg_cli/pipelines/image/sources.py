@@ -40,7 +40,7 @@ class EncodedSources:
         )
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
-        self._held, self._making = Lock(), Lock()
+        self._making = Lock()
         self._stream: torch.cuda.Stream | None = None
         # By key: seconds of what was prefetched and not asked for yet, and what the disk said.
         self._prefetch_s: dict[str, float] = {}
@@ -69,7 +69,7 @@ class EncodedSources:
         """
         try:
             with self._making:
-                if self._known(key := self._key(image)) is None:
+                if self._memo.find(key := self._key(image)) is None:
                     self._make(image, key, is_ahead=True)
         except Exception as error:
             # Not lost: the job that asks for the image tries again, and fails for its own reason.
@@ -80,19 +80,17 @@ class EncodedSources:
         encoded in one scope is not there in another, on disk neither.
         """
         started, key = time.perf_counter(), self._key(image, scope)
-        encoded, is_new = self._known(key), False
+        encoded, is_new = self._memo.find(key), False
         if encoded is None:
             with self._making:
                 # As the encoder thread has encoded it when it lets go, else encoded here.
-                encoded = self._known(key)
+                encoded = self._memo.find(key)
                 if is_new := encoded is None:
                     self._prefetch_s.pop(key, None)  # prefetched, and evicted since
                     encoded = self._make(image, key, is_ahead=False)
         waited_s = time.perf_counter() - started
-        with self._held:
-            prefetch_s = self._prefetch_s.pop(key, None)
-            self._counts["memory_hits"] += not is_new and prefetch_s is None
-            warnings = self._warnings.pop(key, ())
+        prefetch_s, warnings = self._prefetch_s.pop(key, None), self._warnings.pop(key, ())
+        self._counts["memory_hits"] += not is_new and prefetch_s is None
         if prefetch_s is not None:
             _belongs_here(encoded)
         told = replace(encoded, warnings=warnings) if warnings else encoded
@@ -119,10 +117,6 @@ class EncodedSources:
         device = "cuda" if "cuda" in model.device_name else "cpu"
         return source_key(name, self._print, device=device, dtype=model.dtype_name)
 
-    def _known(self, key: str) -> Encoded | None:
-        with self._held:
-            return self._memo.find(key)
-
     def _make(self, image: SourceImage, key: str, *, is_ahead: bool) -> Encoded:
         """The rows from disk, else encoded and put there; kept in memory once they are whole."""
         started, model = time.perf_counter(), self._in_use
@@ -140,12 +134,12 @@ class EncodedSources:
         if stream is not None:
             stream.synchronize()  # this thread waits; the model's own stream goes on
         self._counts["disk_hits" if was_there else "misses"] += 1
-        with self._held:
-            if warnings := self._store.take_notes():
-                self._warnings[key] = warnings
-            if is_ahead:
-                self._prefetch_s[key] = time.perf_counter() - started
-            return self._memo.get(key, lambda: encoded)
+        if warnings := self._store.take_notes():
+            self._warnings[key] = warnings
+        if is_ahead:
+            self._prefetch_s[key] = time.perf_counter() - started
+        # Last: who finds it finds what was said of it.
+        return self._memo.get(key, lambda: encoded)
 
 
 def _belongs_here(encoded: Encoded) -> None:
