@@ -97,7 +97,10 @@ class LatentPipeline(LatentStages[Model, OneJob, Done]):
                 clock, digests = PhaseClock(started, synchronized, shares), self._digests(job)
                 work = self.request_kind(job, clock, source_digests=digests, folder=folder)
                 if folder is not None:
-                    work.checkpoint = self._checkpoint(job, folder, work.warnings)
+                    path = folder.latents_for(job.custom_id)
+                    every = self._config.output.checkpoint_every
+                    key = key_of(job, digests, self._config)
+                    work.checkpoint = LatentsCheckpoint(path, key, every, work.warnings)
                 works.append(work)
                 yield JobStarted(job.custom_id)
             yield from self.make(works)
@@ -165,15 +168,8 @@ class LatentPipeline(LatentStages[Model, OneJob, Done]):
         """
         if folder is None:
             return list(jobs)
-        begun = find_begun(folder, jobs, self._config)
-        self._denoised |= {
-            (folder.run, job)
-            for job in jobs
-            if job.custom_id in begun and begun[job.custom_id].is_denoised
-        }
-        return [job for job in jobs if (folder.run, job) not in self._denoised]
-
-    def _checkpoint(self, job: OneJob, folder: JobFolder, notes: list[str]) -> LatentsCheckpoint:
-        key = key_of(job, self._digests(job), self._config)
-        every = self._config.output.checkpoint_every
-        return LatentsCheckpoint(folder.latents_for(job.custom_id), key, every, notes)
+        left = [job for job in jobs if (folder.run, job) not in self._denoised]
+        begun = find_begun(folder, left, self._config)
+        done = {name for name, one in begun.items() if one.is_denoised}
+        self._denoised |= {(folder.run, job) for job in left if job.custom_id in done}
+        return [job for job in left if job.custom_id not in done]
