@@ -40,7 +40,7 @@ class ContinuousBatch:
     """Jobs on their way, of which so many think and so many draw `together`."""
 
     def __init__(
-        self, admission: Admission[Any], together: Together, *, read_lag: int | None = None
+        self, admission: Admission, together: Together, *, read_lag: int | None = None
     ) -> None:
         """`read_lag`: see `DecodeLoop`; by default what suits the model's device."""
         self._admission, stages = admission, admission.stages
@@ -91,6 +91,7 @@ class ContinuousBatch:
         """Those that wait take the free rows."""
         at = self._at
         at.is_full = at.is_full and at.holds_memory
+        item: Any  # whose kind the admission knows
         while (item := self._admission.take(at)) is not None:
             if isinstance(item, ImageRequest):
                 work = item
