@@ -1,16 +1,26 @@
-"""Videos at work, and their files."""
+"""Videos at work, and their files.
+
+A video is encoded while it is decoded; no more than two pieces of its frames are held:
+
+    decode    piece 1 ▸ piece 2 ▸ piece 3 ▸ ..         in the run's own thread
+    encode              piece 1 ▸ piece 2 ▸ ..         in another; the decode waits for it
+    write                                   tail ▸ name, while the next job is denoised
+"""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from hyimg_cli.cache.disk import START_PICTURES
+from hyimg_cli.errors import OutputError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
@@ -23,13 +33,13 @@ from hyimg_cli.models.latent import LatentDenoiser
 from hyimg_cli.models.latent_video import ClipsModel, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
-from hyimg_cli.pipelines.latent.stages import Events
+from hyimg_cli.pipelines.latent.stages import Events, LatentRequest
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
+from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.ranks import VideoRanks
-from hyimg_cli.pipelines.video.stages import VideoRequest, checked, encode_beside
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice, RunConfig
 from hyimg_cli.spec.card import TileRule
-from hyimg_cli.spec.events import Prewarmed, Progress, ReuseReport, VideoFile
+from hyimg_cli.spec.events import ParallelReport, Prewarmed, Progress, ReuseReport, VideoFile
 from hyimg_cli.spec.job import VideoJob
 
 if TYPE_CHECKING:
@@ -37,6 +47,16 @@ if TYPE_CHECKING:
 
 # Videos of a shape that are worth a step beforehand.
 _FEWEST = 3
+
+
+@dataclass(eq=False)
+class VideoRequest(LatentRequest[VideoJob]):
+    """A video on its way. `writer` has every frame of its file encoded; `parallel`: over which
+    ranks, None without.
+    """
+
+    writer: "VideoWriter | None" = None
+    parallel: ParallelReport | None = None
 
 
 class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
@@ -92,7 +112,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             if writer is None:
                 deque(pieces, maxlen=0)
             else:
-                work.clock.overlapped_s["write"] += encode_beside(pieces, writer)
+                work.clock.overlapped_s["write"] += _encode_beside(pieces, writer)
         work.clock.enter("queue")
         work.writer, work.parallel = writer, None if self._ranks is None else self._ranks.report()
         work.embeddings, work.latents = {}, None
@@ -220,3 +240,39 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
 def starts_slowly(device: torch.device) -> bool:
     """True if the first forward of a shape takes longer there than those behind it."""
     return device.type != "cpu"
+
+
+def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float:
+    """Encode each piece while the next one is decoded; seconds that it took. Where either fails
+    nothing is left of the file.
+    """
+    seconds = 0.0
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            behind = WriteBehind[None](thread)
+            for piece in pieces:
+                seconds += sum(took for _, took in behind.finished(wait=True))
+                behind.submit(partial(writer.add, piece))
+            return seconds + sum(took for _, took in behind.finished(wait=True))
+    except BaseException:
+        writer.close()
+        raise
+
+
+def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray, None, None]:
+    """`pieces` as they come; raises OutputError where they are not the video asked for, or show
+    nothing.
+    """
+    expected = (job.num_frames, job.size.height, job.size.width, 3)
+    count, levels = 0, set[int]()
+    found: tuple[int, ...] = ()
+    for piece in pieces:
+        count += len(piece)
+        found = (count, *piece.shape[1:])
+        levels |= {int(piece.min()), int(piece.max())}
+        yield piece
+    if found != expected:
+        what = f"the model returned frames of shape {found}; expected {expected}"
+        raise OutputError(what, code="output-video.shape")
+    if len(levels) == 1:
+        raise OutputError("every pixel of every frame is the same", code="output-video.constant")
