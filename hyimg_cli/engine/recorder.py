@@ -5,7 +5,7 @@ a line without its file.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -138,16 +138,10 @@ class Recorder:
         """Fields of the line of a job that was at work, however it ended."""
         job, clock = work.job, work.clock
         self._attempts[job.custom_id] += 1
-        seconds = {
-            "timings_s": clock.timings_s(),
-            "share_s": clock.share_s(),
-            "overlapped_s": clock.overlapped_s,
-        }
-        rounded = {
-            kind: {name: round(value, 6) for name, value in by_name.items()}
-            for kind, by_name in seconds.items()
-        }
-        return rounded | {
+        return {
+            "timings_s": _rounded(clock.timings_s()),
+            "share_s": _rounded(clock.share_s()),
+            "overlapped_s": _rounded(clock.overlapped_s),
             "attempt": self._attempts[job.custom_id],
             "cache": self._pipeline.cache_counts(),
             "peak_memory_mb": round(self._pipeline.peak_memory_mb(), 1),
@@ -163,3 +157,7 @@ class Recorder:
         if self._folder is not None:
             self._folder.append(outcome)
         return JobEnded(outcome)
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in seconds.items()}
