@@ -10,8 +10,7 @@ from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.media.images import Pixels, on_white, read_image
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
-from hyimg_cli.pipelines.latent.stages import Events, LatentRequest
+from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.request import confirm_visible, write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips

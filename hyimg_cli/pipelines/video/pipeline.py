@@ -32,8 +32,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.latent import LatentDenoiser
 from hyimg_cli.models.latent_video import ClipsModel, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
-from hyimg_cli.pipelines.latent.stages import Events, LatentRequest
+from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.ranks import VideoRanks
