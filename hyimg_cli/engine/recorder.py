@@ -5,7 +5,7 @@ a line without its file.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, model_print, source_digest
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
-from hyimg_cli.pipelines.request import Facts, Lost, Request, line_facts
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, OutputFile
 from hyimg_cli.spec.job import Job
@@ -119,24 +119,45 @@ class Recorder:
                 yield self._record_failure(done.as_lost(output))
                 continue
             done.clock.enter("write")
-            facts = self._facts(done.job, done.source_digests)
-            outcome = self._append(self._pipeline.outcome(done, output, facts))
-            yield JobEnded(outcome)
+            own = self._pipeline.line_fields(done)
+            warnings = (*done.warnings, *own.pop("warnings", ()))
+            fields = self._fields(done, done.source_digests, warnings) | done.job.copied() | own
+            fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
+            key = key_of(done.job, done.source_digests, self._config)
+            files = (output,) if output else ()
+            yield self._append(Outcome(done.job.custom_id, "done", key, outputs=files, **fields))
 
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
-        facts = self._facts(lost.job, [*map(source_digest, lost.job.images)])
-        said = line_facts(lost, facts, *lost.warnings, *lost.warnings_if_lost)
-        outcome = failed_job(lost.job, self._config, facts.attempt, lost.error, **said)
-        return JobEnded(self._append(outcome))
+        digests = [*map(source_digest, lost.job.images)]
+        fields = self._fields(lost, digests, (*lost.warnings, *lost.warnings_if_lost))
+        return self._append(failed_job(lost.job, self._config, error=lost.error, **fields))
 
-    def _facts(self, job: Job, digests: Sequence[str]) -> Facts:
+    def _fields(
+        self, work: Request[Job], digests: Sequence[str], warnings: Sequence[str]
+    ) -> dict[str, Any]:
+        """Fields of the line of a job that was at work, however it ended."""
+        job, clock = work.job, work.clock
         self._attempts[job.custom_id] += 1
-        counts, peak = self._pipeline.cache_counts(), self._pipeline.peak_memory_mb()
-        keys = key_of(job, digests, self._config), finishing_key(job, self._config.output)
-        made_of = tuple(digests), model_print(job, self._config)
-        return Facts(*keys, *made_of, self._attempts[job.custom_id], counts, peak)
+        return {
+            "timings_s": _rounded(clock.timings_s()),
+            "share_s": _rounded(clock.share_s()),
+            "overlapped_s": _rounded(clock.overlapped_s),
+            "attempt": self._attempts[job.custom_id],
+            "cache": self._pipeline.cache_counts(),
+            "peak_memory_mb": round(self._pipeline.peak_memory_mb(), 1),
+            "edit": work.edit,
+            "finishing_key": finishing_key(job, self._config.output),
+            "source_sha256": tuple(digests) or None,
+            "model_sha256": model_print(job, self._config),
+            "warnings": tuple(dict.fromkeys(warnings)),
+            "notes": tuple(dict.fromkeys(work.notes)),
+        }
 
-    def _append(self, outcome: Outcome) -> Outcome:
+    def _append(self, outcome: Outcome) -> JobEnded:
         if self._folder is not None:
             self._folder.append(outcome)
-        return outcome
+        return JobEnded(outcome)
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in seconds.items()}

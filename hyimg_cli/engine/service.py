@@ -84,10 +84,9 @@ class Service:
         self.fault: HyimgError | None = None
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._begun = threading.Event()
-        # Sessions that run, and tickets that have not ended, each with the phase that it is in.
+        # Sessions that run; theirs are the tickets that have not ended.
         self._changed = threading.Condition()
         self._sessions = set[ServedSession]()
-        self._phases: dict[Ticket, str] = {}
         self._is_stopping = self.has_ended = False
         # Of the last pictures, the engine's seconds for each.
         self._lately = deque[float](maxlen=_LATELY)
@@ -108,7 +107,8 @@ class Service:
         nothing was drawn.
         """
         with self._changed:
-            at_work = Counter(phase for phase in self._phases.values() if phase)
+            tickets = [one for session in self._sessions for one in session.tickets()]
+            at_work = Counter(one.phase for one in tickets if one.phase)
             seconds = sum(self._lately)
             rate = len(self._lately) / seconds if seconds else None
         waiting = self.queue.counts()
@@ -148,26 +148,21 @@ class Service:
             self._sessions.discard(session)
             self._changed.notify_all()
 
-    def submit(self, tickets: Sequence[Ticket]) -> None:
-        """Let tickets wait for their turn."""
-        with self._changed:
-            self._phases |= dict.fromkeys(tickets, "")
-        self.queue.put(tickets)
-
     def note(self, ticket: Ticket, told: Told) -> None:
         """Keep account of a ticket's way. A fault of the machine on it is the engine's end."""
-        with self._changed:
-            match told:
-                case Request() | Dropped():  # a Lost is a Request, too
-                    self._phases.pop(ticket, None)
-                case JobStarted():
-                    self._phases[ticket] = "queue"
-                case Progress() if told.custom_id:
-                    self._phases[ticket] = told.phase
-            if isinstance(told, Request) and not isinstance(told, Lost):
+        match told:
+            case JobStarted():
+                ticket.phase = "queue"
+            case Progress() if told.custom_id:
+                ticket.phase = told.phase
+            case Request() | Dropped():  # a Lost is a Request, too
+                ticket.phase = ""
+        if isinstance(told, Lost):
+            if (fault := machine_fault(told.error)) is not None:
+                self._end_by(fault)
+        elif isinstance(told, Request):
+            with self._changed:
                 self._lately.append(sum(told.clock.dealt_s.values()))
-        if isinstance(told, Lost) and (fault := machine_fault(told.error)) is not None:
-            self._end_by(fault)
 
     def unfit(self, jobs: Sequence[Job]) -> dict[str, JobError]:
         """By custom_id, jobs that do not fit into memory alone, and why."""
@@ -208,10 +203,7 @@ class Service:
             self.queue.close()
             with self._changed:
                 self.has_ended = True
-                sessions = [*self._sessions]
                 self._changed.notify_all()
-            for session in sessions:
-                session.wake()
             self._begun.set()
             limit_gpu_memory(config, is_over=True)
 
@@ -240,8 +232,9 @@ class Service:
         self.fault = self.fault or fault
         self.queue.close()
         with self._changed:
-            tickets = [*self._phases]
-        self.queue.drop(tickets)
+            sessions = [*self._sessions]
+        for session in sessions:
+            self.queue.drop(session.tickets())
 
 
 class ServedSession:
@@ -250,9 +243,9 @@ class ServedSession:
     def __init__(self, service: Service, scope: str, caller: str, *, is_online: bool) -> None:
         self._service, self._scope, self._caller = service, scope, caller
         self.is_online = is_online
-        # By custom_id, what has not ended yet; and what was told of it, None where nothing more is.
+        # By custom_id, what has not ended yet; and what was told of it.
         self._open: dict[str, Ticket] = {}
-        self._inbox = SimpleQueue[tuple[str, Told] | None]()
+        self._inbox = SimpleQueue[tuple[str, Told]]()
         # By custom_id, how far it is now: what it was before is told only if there was time.
         self._progress: dict[str, Progress] = {}
         self._stop_signal: int | None = None
@@ -265,9 +258,9 @@ class ServedSession:
     def close(self) -> None:
         """Nothing: the model is the service's."""
 
-    def wake(self) -> None:
-        """Tell the thread that listens of the engine's end."""
-        self._inbox.put(None)
+    def tickets(self) -> list[Ticket]:
+        """Those that have not ended yet, or whose end this session has not heard of."""
+        return [*self._open.values()]
 
     def run(
         self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
@@ -317,17 +310,20 @@ class ServedSession:
             for job in jobs
             if job.custom_id not in unfit
         }
-        service.submit([*self._open.values()])
+        service.queue.put(self.tickets())
         if self._stop_signal is not None:
             self._drop()
         is_cut = False
         while self._open:
-            heard = self._hear()
-            is_cut |= any(told is None or isinstance(told, Dropped) for told in heard)
-            yield from (told for told in heard if told and not isinstance(told, Dropped))
-            if None in heard:
+            is_last = service.has_ended  # nothing is told behind that
+            for told in self._hear():
+                if isinstance(told, Dropped):
+                    is_cut = True
+                else:
+                    yield told
+            if is_last:
                 break
-        if is_cut:
+        if is_cut or self._open:
             raise service.fault or Interrupted(self._stop_signal or signal.SIGTERM)
 
     def _tell(self, custom_id: str, told: Told) -> None:
@@ -338,22 +334,21 @@ class ServedSession:
         else:
             self._inbox.put((custom_id, told))
 
-    def _hear(self) -> list[Told | None]:
-        """What was told since, after a while at most; None at the engine's end."""
-        heard, progress = list[tuple[str, Told] | None](), dict[str, Told]()
+    def _hear(self) -> list[Told]:
+        """What was told since, after a while at most."""
+        heard, progress = list[tuple[str, Told]](), dict[str, Told]()
         with suppress(Empty):
             heard.append(self._inbox.get(timeout=_PROGRESS_S))
         while self._progress:  # before the rest of the inbox: it has begun there
             name, told = self._progress.popitem()
             progress[name] = told
-        with suppress(Empty):
-            while True:
-                heard.append(self._inbox.get_nowait())
-        for name, news in filter(None, heard):
+        while not self._inbox.empty():
+            heard.append(self._inbox.get())
+        for name, news in heard:
             if isinstance(news, Request | Dropped):
                 self._open.pop(name, None)
                 progress.pop(name, None)
-        return [None if one is None else one[1] for one in heard] + [*progress.values()]
+        return [told for _, told in heard] + [*progress.values()]
 
     def _drop(self) -> None:
-        self._service.queue.drop([*self._open.values()])
+        self._service.queue.drop(self.tickets())

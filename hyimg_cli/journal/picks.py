@@ -88,6 +88,7 @@ def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
     found: dict[str, Verdict] = {}
     for of, line in picks.items():
         try:
+            is_by_person = line.get("chosen_by") == "person"
             for entry in (*line["ranking"], *line["rejected"]):
                 name, rank = entry["custom_id"], None
                 state, why = "rejected", tuple(map(str, entry.get("reasons", ())))
@@ -100,10 +101,7 @@ def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
                     {n: None if v is None else float(v) for n, v in entry.get(kind, {}).items()}
                     for kind in ("values", "final_values")
                 )
-                is_by_person, is_missing = (
-                    line.get("chosen_by") == "person",
-                    name in line.get("missing", ()),
-                )
+                is_missing = name in line.get("missing", ())
                 found[name] = Verdict(
                     of, state, why, rank, values, final_values, is_by_person, is_missing
                 )

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ModelRanks
-from hyimg_cli.pipelines.request import Facts, Lost, Request
+from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, ModelLoaded, Outcome, OutputFile, Prewarmed
+from hyimg_cli.spec.events import Event, ModelLoaded, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job
 
 if TYPE_CHECKING:
@@ -87,8 +87,10 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """
 
     @abstractmethod
-    def outcome(self, done: Done, output: OutputFile | None, facts: Facts) -> Outcome:
-        """The line of a finished job; `output` is None where nothing was written."""
+    def line_fields(self, done: Done) -> dict[str, Any]:
+        """Fields of a finished job's line that only its kind of job has; `warnings` are added to
+        the request's own.
+        """
 
     @abstractmethod
     def forget(self) -> None:

@@ -26,7 +26,7 @@ class Ticket:
     `scope`: who may share texts and prefixes with it. `tell` hears its events, and then exactly one
     end: a finished Request, Lost or Dropped; it must not block. `submitted`: as
     `time.perf_counter()` reads. `is_dropped` is set by `JobQueue.drop`; the engine looks at each
-    pass.
+    pass. `phase`: of a job at work, as the service counts them.
     """
 
     job: Job
@@ -37,6 +37,7 @@ class Ticket:
     tell: Callable[[Event | Request[Any] | Lost[Any] | Dropped], object]
     submitted: float
     is_dropped: bool = False
+    phase: str = ""
 
 
 class JobQueue:
@@ -50,14 +51,11 @@ class JobQueue:
 
     def put(self, tickets: Iterable[Ticket]) -> None:
         """Let tickets wait; those of a closed queue are dropped."""
-        refused = []
         with self._changed:
-            for ticket in tickets:
-                if self.is_closed:
-                    refused.append(ticket)
-                else:
-                    callers = self._waiting[ticket.is_online]
-                    callers.setdefault(ticket.caller, deque()).append(ticket)
+            refused = [*tickets] if self.is_closed else []
+            for ticket in () if self.is_closed else tickets:
+                callers = self._waiting[ticket.is_online]
+                callers.setdefault(ticket.caller, deque()).append(ticket)
             self._changed.notify_all()
         _tell_dropped(refused)
 

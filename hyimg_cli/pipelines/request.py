@@ -1,4 +1,4 @@
-"""A job on its way through a pipeline, its two ends, finished or lost, and its journal line."""
+"""A job on its way through a pipeline, and its two ends, finished or lost."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
@@ -13,7 +13,7 @@ from hyimg_cli.media.images import Pixels
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Outcome, OutputFile, StepCacheReport
+from hyimg_cli.spec.events import OutputFile, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Job
 
 OneJob = TypeVar("OneJob", bound=Job, covariant=True)
@@ -56,43 +56,6 @@ class Lost(Request[OneJob]):
     error: Exception
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts of every line, whatever the job's end: its keys, digests of its sources and of its
-    checkpoint, how often it was tried, and by kind what the session found in memory, found on disk,
-    or had to make until now.
-    """
-
-    key: str
-    finishing_key: str
-    source_sha256: tuple[str, ...]
-    model_sha256: str
-    attempt: int
-    cache: dict[str, dict[str, int]]
-    peak_memory_mb: float
-
-
-def done_outcome(
-    work: Request[Job], output: OutputFile | None, facts: Facts, *warnings: str, **said: Any
-) -> Outcome:
-    """The line of a finished job; whatever was degraded on the way is among its warnings.
-
-    `warnings` stand behind its own; `said` are the fields that its kind of job alone knows.
-    """
-    return Outcome(
-        work.job.custom_id,
-        "done",
-        facts.key,
-        facts.attempt,
-        outputs=(output,) if output else (),
-        **work.job.copied(),
-        denoise_steps=work.denoise_steps,
-        step_cache=work.step_cache,
-        **line_facts(work, facts, *work.warnings, *warnings),
-        **said,
-    )
-
-
 def write_drawn(
     done: Request[ImageJob],
     folder: JobFolder,
@@ -122,27 +85,3 @@ def confirm_visible(pixels: Pixels) -> Pixels:
     if not np.ptp(pixels, axis=(0, 1)).any():
         raise OutputError("every pixel is the same", code="output-image.constant")
     return pixels
-
-
-def line_facts(work: Request[Job], facts: Facts, *warnings: str) -> dict[str, Any]:
-    """Fields of every line of a job that was at work, however it ended."""
-    clock = work.clock
-    seconds = {
-        "timings_s": clock.timings_s(),
-        "share_s": clock.share_s(),
-        "overlapped_s": clock.overlapped_s,
-    }
-    rounded = {
-        kind: {name: round(value, 6) for name, value in by_name.items()}
-        for kind, by_name in seconds.items()
-    }
-    return rounded | {
-        "cache": facts.cache,
-        "peak_memory_mb": round(facts.peak_memory_mb, 1),
-        "edit": work.edit,
-        "finishing_key": facts.finishing_key,
-        "source_sha256": facts.source_sha256 or None,
-        "model_sha256": facts.model_sha256,
-        "warnings": tuple(dict.fromkeys(warnings)),
-        "notes": tuple(dict.fromkeys(work.notes)),
-    }

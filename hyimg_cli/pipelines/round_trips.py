@@ -18,12 +18,11 @@ _NO_MEMORY = (
 )
 
 
-class RoundTrips:
+class RoundTrips(Memo[str, tuple[np.ndarray, str]]):
     """Sources encoded and decoded again, each once in a size."""
 
     def __init__(self) -> None:
-        self._memo: Memo[str, tuple[np.ndarray, str]] = Memo(_BYTES, lambda one: one[0].nbytes)
-        self.clear = self._memo.clear
+        super().__init__(_BYTES, lambda one: one[0].nbytes)
 
     def of(
         self,
@@ -43,4 +42,4 @@ class RoundTrips:
             except torch.OutOfMemoryError:
                 return shown, _NO_MEMORY
 
-        return self._memo.get(f"{image.digest} {size} {scope}", trip)
+        return self.get(f"{image.digest} {size} {scope}", trip)

@@ -10,7 +10,7 @@ import torch
 
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image.stages import ImageStages
-from hyimg_cli.pipelines.video.stages import VideoStages
+from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 
 Run = Callable[..., Any]
 FULL = "tried to allocate 80 GiB"
@@ -112,9 +112,9 @@ def test_videos_go_on_when_all_else_is_dropped_and_only_what_never_fits_is_lost(
     plain = _files(_lines(run_cli("generate", manifest, "-o", "plain", *FLAGS)))
     refused: Counter[str] = Counter()
     with monkeypatch.context() as patch:
-        _refuse_first(patch, VideoStages, "encode", {"again": 1}, refused)
-        _refuse_first(patch, VideoStages, "denoise", {"again": 1}, refused)
-        _refuse_first(patch, VideoStages, "decode", {"again": 1, "lost": 99}, refused)
+        _refuse_first(patch, VideoPipeline, "encode", {"again": 1}, refused)
+        _refuse_first(patch, VideoPipeline, "denoise", {"again": 1}, refused)
+        _refuse_first(patch, VideoPipeline, "decode", {"again": 1, "lost": 99}, refused)
         ran = run_cli("generate", manifest, "-o", "short", *FLAGS)
     lines = _lines(ran)
     once = dict.fromkeys(("encode again", "denoise again", "decode again"), 1)

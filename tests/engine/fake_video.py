@@ -21,7 +21,7 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
 from hyimg_cli.models.latent import PromptEmbedding
-from hyimg_cli.pipelines.video import stages
+from hyimg_cli.pipelines.video import pipeline as video_pipeline
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import TileRule, VideoCard
@@ -188,7 +188,7 @@ def frames_by_seed(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[bytes]]:
     it.
     """
     made: dict[int, list[bytes]] = {}
-    inner = stages.checked
+    inner = video_pipeline.checked
 
     def seen(job: VideoJob, pieces: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         made[job.seed] = []
@@ -196,7 +196,7 @@ def frames_by_seed(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[bytes]]:
             made[job.seed].append(piece.tobytes())
             yield piece
 
-    monkeypatch.setattr(stages, "checked", seen)
+    monkeypatch.setattr(video_pipeline, "checked", seen)
     return made
 
 

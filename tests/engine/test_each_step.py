@@ -62,13 +62,10 @@ class Server:
 
         self.queue = Coming()
 
-        def of_scope(scope: str) -> ImageStages:
-            return replace(stages, scope=scope, prefixes=stages.prefixes.within(scope))
-
         def clock(since: float) -> PhaseClock:
             return PhaseClock(since, lambda: None, self.shares)
 
-        self.admission = Driven(self.queue, stages, of_scope, clock, BatchConfig())
+        self.admission = Driven(self.queue, stages, clock, BatchConfig())
         self.batch = ContinuousBatch(self.admission, together, read_lag=read_lag)
 
     def put(

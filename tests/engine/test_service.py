@@ -22,7 +22,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
-from hyimg_cli.pipelines.request import Facts, Request, done_outcome
+from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import (
     BatchConfig,
     FailurePolicy,
@@ -31,7 +31,7 @@ from hyimg_cli.settings.run import (
     ParallelConfig,
     RunConfig,
 )
-from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, OutputFile, Progress
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, OutputFile, Progress
 from hyimg_cli.spec.job import ImageJob
 
 PATIENCE_S = 30.0
@@ -94,8 +94,8 @@ class FakePipeline(Pipeline[Any, Any, Any]):
         name, sha256 = folder.save(done.job, ".png", done.job.prompt.encode())
         return OutputFile(name, sha256, sha256, 1, 1, done.job.seed)
 
-    def outcome(self, done: Request[Any], output: OutputFile | None, facts: Facts) -> Outcome:
-        return done_outcome(done, output, facts)
+    def line_fields(self, done: Request[Any]) -> dict[str, Any]:
+        return {}
 
     def forget(self) -> None: ...
 

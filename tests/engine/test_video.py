@@ -589,7 +589,7 @@ def test_a_cut_prompt_is_noted_in_its_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyimg_cli.pipelines.video.stages.starts_slowly", lambda device: True)
+    monkeypatch.setattr("hyimg_cli.pipelines.video.pipeline.starts_slowly", lambda device: True)
 
 
 def test_a_cpu_has_nothing_to_prewarm(tmp_path: Path) -> None:

@@ -7,11 +7,9 @@ Served         jobs of a server. Those of its batches work as those of a run do.
                work, the batches' jobs move in one pass of eight
 """
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Generic, TypeVar
 
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -22,7 +20,6 @@ from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
 from hyimg_cli.settings.run import BatchConfig
 from hyimg_cli.spec.job import ImageJob
 
-Item = TypeVar("Item")
 # Places that a server has for online jobs beside a full batch, and the part of all places that they
 # are at most where memory is short.
 ONLINE_PLACES, _ONLINE_PART = 2, 4
@@ -65,70 +62,11 @@ class AtWork:
                 place.remove(work)
 
 
-class Admission(ABC, Generic[Item]):
-    """Who joins, and who moves in a pass."""
+class WholeBatches:
+    """Known jobs, in their order. An item is a job that has not begun.
 
-    def __init__(self, stages: ImageStages) -> None:
-        """`stages`: of nobody's scope."""
-        self.stages = stages
-
-    @property
-    @abstractmethod
-    def can_come(self) -> bool:
-        """True if another job may come."""
-
-    def next_pass(self, at: AtWork) -> Sequence[ImageRequest]:
-        """Begin a pass; return the requests that nobody wants any more."""
-        return ()
-
-    @abstractmethod
-    def text_of(self, item: Item) -> Hashable | None:
-        """Equal for jobs that would write, or were given, the same text."""
-
-    @abstractmethod
-    def is_repeated(self, text: Hashable | None) -> bool:
-        """True if another job may have the same text."""
-
-    @abstractmethod
-    def take(self, at: AtWork) -> ImageRequest | Item | None:
-        """The next one that begins now: preempted, or new."""
-
-    @abstractmethod
-    def put_back(self, items: Iterable[Item]) -> None:
-        """Have items that were taken be the next ones."""
-
-    @abstractmethod
-    def begin(self, item: Item) -> ImageRequest:
-        """The request of an item that begins."""
-
-    @abstractmethod
-    def tokens(self, at: AtWork) -> int:
-        """Number of decode steps in this pass."""
-
-    @abstractmethod
-    def writing(self, at: AtWork) -> list[ImageRequest]:
-        """Those that take the next decode step."""
-
-    @abstractmethod
-    def joining(self, at: AtWork) -> Sequence[ImageRequest]:
-        """Those that are ready and draw from now on."""
-
-    def stepping(self, at: AtWork) -> list[ImageRequest]:
-        """Those that draw and take a denoise step in this pass."""
-        return at.drawing
-
-    @abstractmethod
-    def through(self, at: AtWork) -> list[ImageRequest]:
-        """Those that have drawn and are decoded now."""
-
-    def _text_of(self, job: ImageJob, stages: ImageStages) -> Hashable | None:
-        text = stages.shared_text(job) or job.cot_token_ids
-        return text and (stages.scope, text)
-
-
-class WholeBatches(Admission[ImageJob]):
-    """Known jobs, in their order. A decode step gains from every row, a denoise step is full with
-    few pictures; a job that needs no text draws as soon as nobody of its kind is next in line.
+    A decode step gains from every row, a denoise step is full with few pictures; a job that needs
+    no text draws as soon as nobody of its kind is next in line.
     """
 
     def __init__(
@@ -137,21 +75,29 @@ class WholeBatches(Admission[ImageJob]):
         stages: ImageStages,
         new_clock: Callable[[], PhaseClock],
     ) -> None:
-        super().__init__(stages)
+        self.stages = stages
         self._waiting, self._new_clock = deque(jobs), new_clock
         self._repeated = repeated_texts(map(self.text_of, self._waiting))
 
     @property
     def can_come(self) -> bool:
+        """True if another job may come."""
         return bool(self._waiting)
 
+    def next_pass(self, at: AtWork) -> Sequence[ImageRequest]:
+        """Begin a pass; return the requests that nobody wants any more."""
+        return ()
+
     def text_of(self, item: ImageJob) -> Hashable | None:
-        return self._text_of(item, self.stages)
+        """Equal for jobs that would write, or were given, the same text."""
+        return _text_of(item, self.stages)
 
     def is_repeated(self, text: Hashable | None) -> bool:
+        """True if another job may have the same text."""
         return text is not None and hash(text) in self._repeated
 
     def take(self, at: AtWork) -> ImageRequest | ImageJob | None:
+        """The next one that begins now: preempted, or new."""
         has_places = len(at.thinking) < at.most.thinking and len(at.ready) < at.most.drawing
         if not has_places or at.drawing or at.is_full or self._is_due(at):
             return None
@@ -160,24 +106,34 @@ class WholeBatches(Admission[ImageJob]):
         return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, items: Iterable[ImageJob]) -> None:
+        """Have items that were taken be the next ones."""
         self._waiting.extendleft(reversed([*items]))
 
     def begin(self, item: ImageJob) -> ImageRequest:
+        """The request of an item that begins."""
         work = ImageRequest(item, self._new_clock())
         work.stages = self.stages
         return work
 
     def tokens(self, at: AtWork) -> int:
+        """Number of decode steps in this pass."""
         return 0 if at.drawing else 1
 
     def writing(self, at: AtWork) -> list[ImageRequest]:
+        """Those that take the next decode step."""
         return [*at.thinking.values()]
 
     def joining(self, at: AtWork) -> Sequence[ImageRequest]:
+        """Those that are ready and draw from now on."""
         is_due = not at.drawing and self._is_due(at)
         return _alike(at.ready, at.most.drawing) if is_due else ()
 
+    def stepping(self, at: AtWork) -> list[ImageRequest]:
+        """Those that draw and take a denoise step in this pass."""
+        return at.drawing
+
     def through(self, at: AtWork) -> list[ImageRequest]:
+        """Those that have drawn and are decoded now."""
         # A picture is decoded when no branches stand; see `footprint.Needs`.
         return at.drawing if all(work.drawing.is_done for work in at.drawing) else []
 
@@ -191,23 +147,24 @@ class WholeBatches(Admission[ImageJob]):
         return following.writes_text and not at.ready[0].job.writes_text
 
 
-class Served(Admission[Ticket]):
-    """Jobs of a server, from a queue that is waited for where nothing is at work."""
+class Served:
+    """Jobs of a server, from a queue that is waited for where nothing is at work. An item is the
+    ticket of one that has not begun; the methods answer what those of `WholeBatches` do.
+    """
 
     def __init__(
         self,
         queue: JobQueue,
         stages: ImageStages,
-        of_scope: Callable[[str], ImageStages],
         new_clock: Callable[[float], PhaseClock],
         config: BatchConfig,
     ) -> None:
-        """`new_clock`: one that begins at a time. `config` says how many decode steps come between
-        two denoise steps, and how seldom batches move while an online job is at work.
+        """`stages`: of nobody's scope. `new_clock`: one that begins at a time. `config` says how
+        many decode steps come between two denoise steps, and how seldom batches move while an
+        online job is at work.
         """
-        super().__init__(stages)
-        self._queue, self._of_scope, self._new_clock = queue, of_scope, new_clock
-        self._config = config
+        self.stages = stages
+        self._queue, self._new_clock, self._config = queue, new_clock, config
         # Taken from the queue and not begun, by `is_online`.
         self._waiting: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
         self._passes = 0
@@ -229,7 +186,7 @@ class Served(Admission[Ticket]):
         return [work for work in at if _ticket(work).is_dropped]
 
     def text_of(self, item: Ticket) -> Hashable | None:
-        return self._text_of(_job(item), self._of_scope(item.scope))
+        return _text_of(_job(item), self.stages.within(item.scope))
 
     def is_repeated(self, text: Hashable | None) -> bool:
         return text is not None  # nobody knows who comes
@@ -261,7 +218,7 @@ class Served(Admission[Ticket]):
 
     def begin(self, item: Ticket) -> ImageRequest:
         work = ImageRequest(_job(item), self._new_clock(item.submitted))
-        work.stages, work.ticket = self._of_scope(item.scope), item
+        work.stages, work.ticket = self.stages.within(item.scope), item
         return work
 
     def tokens(self, at: AtWork) -> int:
@@ -329,6 +286,15 @@ class Served(Admission[Ticket]):
         for is_online, waiting in self._waiting.items():
             if not waiting:
                 waiting += self._queue.take(1, wait=False, is_online=is_online)
+
+
+# What a batch asks who joins, and who moves in a pass.
+Admission = WholeBatches | Served
+
+
+def _text_of(job: ImageJob, stages: ImageStages) -> Hashable | None:
+    text = stages.shared_text(job) or job.cot_token_ids
+    return text and (stages.scope, text)
 
 
 def _alike(ready: Sequence[ImageRequest], most: int) -> list[ImageRequest]:

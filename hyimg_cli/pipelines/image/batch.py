@@ -40,7 +40,7 @@ class ContinuousBatch:
     """Jobs on their way, of which so many think and so many draw `together`."""
 
     def __init__(
-        self, admission: Admission[Any], together: Together, *, read_lag: int | None = None
+        self, admission: Admission, together: Together, *, read_lag: int | None = None
     ) -> None:
         """`read_lag`: see `DecodeLoop`; by default what suits the model's device."""
         self._admission, stages = admission, admission.stages
@@ -91,14 +91,15 @@ class ContinuousBatch:
         """Those that wait take the free rows."""
         at = self._at
         at.is_full = at.is_full and at.holds_memory
-        while (item := self._admission.take(at)) is not None:
+        admission: Any = self._admission  # each has items of its own kind
+        while (item := admission.take(at)) is not None:
             if isinstance(item, ImageRequest):
                 work = item
             else:
-                if (text := self._admission.text_of(item)) in self._awaited:
+                if (text := admission.text_of(item)) in self._awaited:
                     self._awaited[text].append(item)
                     continue
-                work = self._admission.begin(item)
+                work = admission.begin(item)
                 work.text_key = text
                 yield work, JobStarted(work.job.custom_id)
                 yield work, Progress(work.job.custom_id, "prefill")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
@@ -35,9 +35,10 @@ from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
 from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ImageRanks
-from hyimg_cli.pipelines.request import Facts, Lost, done_outcome, write_drawn
+from hyimg_cli.pipelines.request import Lost, write_drawn
+from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import JobStarted, ModelLoaded, Outcome, OutputFile, Prewarmed, Progress
+from hyimg_cli.spec.events import JobStarted, ModelLoaded, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         """`load` is asked for every model; by default `registry.load`."""
         super().__init__(config)
         self._load = load
-        self._sources = EncodedSources(config.cache)
+        self._sources, self._trips = EncodedSources(config.cache), RoundTrips()
         self.tree = new_prefix_tree(
             config.batch, lambda rows: rows.on(self._resident().layer_devices)
         )
@@ -139,21 +140,9 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     def serve(self, queue: JobQueue) -> None:
         model = self._resident()
         waits, shares = partial(synchronize, model.layer_devices), Shares()
-        stages, sources = self._stages(_read_now), self._sources
-
-        def of_scope(scope: str) -> ImageStages:
-            return replace(
-                stages,
-                scope=scope,
-                prefixes=stages.prefixes.within(scope),
-                encode=partial(sources.encode, scope=scope),
-                round_trip=partial(sources.round_trip, scope=scope),
-            )
-
         admission = Served(
             queue,
-            stages,
-            of_scope,
+            self._stages(_read_now),
             lambda since: PhaseClock(since, waits, shares),
             self._config.batch,
         )
@@ -177,7 +166,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             ratio_index=done.canvas.bucket.token_index,
         )
 
-    def outcome(self, done: ImageRequest, output: OutputFile | None, facts: Facts) -> Outcome:
+    def line_fields(self, done: ImageRequest) -> dict[str, Any]:
         text, job, reuse = done.text, done.job, done.reuse
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
@@ -185,25 +174,23 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         warnings += edit_warnings(done.edit)
         has_written = text.ids is not None
         keeps_note = done.pixels is None or bool(job.lineage.draft_of)
-        return done_outcome(
-            done,
-            output,
-            facts,
-            *warnings,
-            cot_text=text.text if has_written else job.cot_text,
-            cot_token_ids=text.ids if has_written else job.cot_token_ids,
-            cot_from=done.cot_from,
+        return {
+            "warnings": warnings,
+            "cot_text": text.text if has_written else job.cot_text,
+            "cot_token_ids": text.ids if has_written else job.cot_token_ids,
+            "cot_from": done.cot_from,
             # A draft's, for the final that takes its text.
-            written=done.cached.note if done.cached and keeps_note else None,
-            think_truncated=bool(text.cut),
-            ratio_index=done.canvas.bucket.token_index,
-            kv_reuse=reuse,
-            batch=done.batch,
-            parallel=None if self._ranks is None else self._ranks.report(),
-        )
+            "written": done.cached.note if done.cached and keeps_note else None,
+            "think_truncated": bool(text.cut),
+            "ratio_index": done.canvas.bucket.token_index,
+            "kv_reuse": reuse,
+            "batch": done.batch,
+            "parallel": None if self._ranks is None else self._ranks.report(),
+        }
 
     def forget(self) -> None:
         self._sources.clear()
+        self._trips.clear()
         self._texts.clear()
         self.tree.clear()
 
@@ -270,7 +257,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             self._sources.encode,
             texts=self._texts,
             draws=not self._config.output.only_texts,
-            round_trip=self._sources.round_trip,
+            trips=self._trips,
         )
 
 

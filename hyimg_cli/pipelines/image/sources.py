@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 
-import numpy as np
 import torch
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
@@ -25,9 +24,7 @@ from hyimg_cli.memory.footprint import ENCODED_BYTES
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Encoded
 from hyimg_cli.pipelines.image.stages import encoded_by
-from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import CacheConfig
-from hyimg_cli.spec.job import Size
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +40,11 @@ class EncodedSources:
         )
         self._store = DiskStore(cache.folder, cache.budget_bytes)
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
-        self._held, self._making = Lock(), Lock()
+        self._making = Lock()
         self._stream: torch.cuda.Stream | None = None
         # By key: seconds of what was prefetched and not asked for yet, and what the disk said.
         self._prefetch_s: dict[str, float] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
-        self._trips = RoundTrips()
 
     def use(self, model: DecoderModel, model_print: str) -> None:
         """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
@@ -65,7 +61,6 @@ class EncodedSources:
         """Forget what is in memory, and the model."""
         self._model = None
         self._memo.clear()
-        self._trips.clear()
         self._prefetch_s.clear()
 
     def prefetch(self, image: SourceImage) -> None:
@@ -74,7 +69,7 @@ class EncodedSources:
         """
         try:
             with self._making:
-                if self._known(key := self._key(image)) is None:
+                if self._memo.find(key := self._key(image)) is None:
                     self._make(image, key, is_ahead=True)
         except Exception as error:
             # Not lost: the job that asks for the image tries again, and fails for its own reason.
@@ -85,27 +80,21 @@ class EncodedSources:
         encoded in one scope is not there in another, on disk neither.
         """
         started, key = time.perf_counter(), self._key(image, scope)
-        encoded, is_new = self._known(key), False
+        encoded, is_new = self._memo.find(key), False
         if encoded is None:
             with self._making:
                 # As the encoder thread has encoded it when it lets go, else encoded here.
-                encoded = self._known(key)
+                encoded = self._memo.find(key)
                 if is_new := encoded is None:
                     self._prefetch_s.pop(key, None)  # prefetched, and evicted since
                     encoded = self._make(image, key, is_ahead=False)
         waited_s = time.perf_counter() - started
-        with self._held:
-            prefetch_s = self._prefetch_s.pop(key, None)
-            self._counts["memory_hits"] += not is_new and prefetch_s is None
-            warnings = self._warnings.pop(key, ())
+        prefetch_s, warnings = self._prefetch_s.pop(key, None), self._warnings.pop(key, ())
+        self._counts["memory_hits"] += not is_new and prefetch_s is None
         if prefetch_s is not None:
             _belongs_here(encoded)
         told = replace(encoded, warnings=warnings) if warnings else encoded
         return told, max(0.0, (prefetch_s or 0.0) - waited_s)
-
-    def round_trip(self, image: SourceImage, size: Size, scope: str = "") -> tuple[np.ndarray, str]:
-        """As of `RoundTrips`, by the model in use."""
-        return self._trips.of(image, size, self._in_use.round_trip, scope)
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
         """The stream of a GPU on which images are prefetched: one for good, since memory that a
@@ -128,10 +117,6 @@ class EncodedSources:
         device = "cuda" if "cuda" in model.device_name else "cpu"
         return source_key(name, self._print, device=device, dtype=model.dtype_name)
 
-    def _known(self, key: str) -> Encoded | None:
-        with self._held:
-            return self._memo.find(key)
-
     def _make(self, image: SourceImage, key: str, *, is_ahead: bool) -> Encoded:
         """The rows from disk, else encoded and put there; kept in memory once they are whole."""
         started, model = time.perf_counter(), self._in_use
@@ -149,12 +134,12 @@ class EncodedSources:
         if stream is not None:
             stream.synchronize()  # this thread waits; the model's own stream goes on
         self._counts["disk_hits" if was_there else "misses"] += 1
-        with self._held:
-            if warnings := self._store.take_notes():
-                self._warnings[key] = warnings
-            if is_ahead:
-                self._prefetch_s[key] = time.perf_counter() - started
-            return self._memo.get(key, lambda: encoded)
+        if warnings := self._store.take_notes():
+            self._warnings[key] = warnings
+        if is_ahead:
+            self._prefetch_s[key] = time.perf_counter() - started
+        # Last: who finds it finds what was said of it.
+        return self._memo.get(key, lambda: encoded)
 
 
 def _belongs_here(encoded: Encoded) -> None:

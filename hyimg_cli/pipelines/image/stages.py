@@ -9,7 +9,8 @@ alone.
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import sqrt
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
 from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Request, confirm_visible
+from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport
@@ -36,8 +38,7 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
-EncodeSource = Callable[[SourceImage], tuple[Encoded, float]]
-RoundTrip = Callable[[SourceImage, Size], tuple[np.ndarray, str]]
+EncodeSource = Callable[..., tuple[Encoded, float]]
 # Of height / width, in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
 _SAME_RATIO = 0.01
 
@@ -107,8 +108,8 @@ class ImageStages:
     """The stages of one picture, and the parts that all jobs of a group share.
 
     Without `texts` each job writes its own; where nothing `draws` a job ends with its text.
-    `round_trip`: a source as the model's own codec gives it back. `scope`: texts, prefixes and
-    encoded sources are shared within it alone.
+    `encode`: a source's rows in a scope. `trips`: of the sources that edits are put back on.
+    `scope`: texts, prefixes, trips and encoded sources are shared within it alone.
     """
 
     model: DecoderModel
@@ -118,8 +119,13 @@ class ImageStages:
     encode: EncodeSource
     texts: Texts | None = None
     draws: bool = True
-    round_trip: RoundTrip | None = None
+    trips: RoundTrips | None = None
     scope: str = ""
+
+    def within(self, scope: str) -> "ImageStages":
+        """The stages of a scope."""
+        encode = partial(self.encode, scope=scope)
+        return replace(self, scope=scope, prefixes=self.prefixes.within(scope), encode=encode)
 
     def shared_text(self, job: ImageJob) -> TextIdentity | None:
         """The identity of a text that others may have too; None where each job writes its own."""
@@ -222,11 +228,12 @@ class ImageStages:
     def _reference(self, work: ImageRequest, images: Sequence[SourceImage]) -> np.ndarray | None:
         """The kept source as the model would give it back, in the size that is drawn."""
         job = work.job
-        if job.outside is None or not self.draws or self.round_trip is None:
+        if job.outside is None or not self.draws or self.trips is None:
             return None
         bucket = self.model.card.bucket_of(job.size)
         assert bucket is not None, "an edit that keeps its source is drawn in its size"
-        pixels, note = self.round_trip(images[job.outside.kept_source - 1], bucket.size)
+        source, trip = images[job.outside.kept_source - 1], self.model.round_trip
+        pixels, note = self.trips.of(source, bucket.size, trip, self.scope)
         work.warnings += [note] if note else []
         return pixels
 

@@ -1,23 +1,21 @@
 """Pictures by editors that denoise latents, one at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.media.images import Pixels, on_white, read_image
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
-from hyimg_cli.pipelines.latent.stages import Events, LatentRequest, LatentStages
+from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
-from hyimg_cli.pipelines.request import Facts, confirm_visible, done_outcome, write_drawn
+from hyimg_cli.pipelines.request import confirm_visible, write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import BranchTokens, Outcome, OutputFile, Progress, ReuseReport
+from hyimg_cli.spec.events import BranchTokens, OutputFile, Progress, ReuseReport
 from hyimg_cli.spec.job import ImageJob, Size
 
 if TYPE_CHECKING:
@@ -35,40 +33,10 @@ class EditRequest(LatentRequest[ImageJob]):
     pixels: Pixels | None = None
 
 
-@dataclass(frozen=True)
-class EditStages(LatentStages["LatentImageModel", EditRequest]):
-    """A loaded editor's stages. `trips`: of the sources that edits are put back on. `scope`:
-    prefixes and trips are shared within it alone.
-    """
-
-    trips: RoundTrips = field(default_factory=RoundTrips)
-    scope: str = ""
-
-    def new_denoiser(self, works: Sequence[EditRequest]) -> "BlockDenoiser":
-        (work,) = works
-        denoiser = self.model.denoiser(work.job, work.embeddings, self.scope)
-        work.branches = denoiser.branches
-        return denoiser
-
-    def decode(self, work: EditRequest) -> Events[EditRequest]:
-        job = work.job
-        assert work.latents is not None, "it is denoised"
-        yield Progress(job.custom_id, "decode_latents")
-        work.clock.enter("decode_latents")
-        work.pixels = confirm_visible(self.model.decode_latents(job, work.latents))
-        if job.outside is not None or job.encoding.format == "jpeg":
-            work.pixels = on_white(work.pixels)  # neither has an alpha of its own
-        if job.outside is not None:
-            source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
-            work.reference, note = self.trips.of(source, drawn, self.model.round_trip, self.scope)
-            work.warnings += [note] if note else []
-        work.embeddings, work.latents = {}, None
-        work.clock.enter("queue")
-        yield work
-
-
 class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
     """Draws and edits pictures, one at a time."""
+
+    request_kind = EditRequest
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config, SOURCE_IMAGES)
@@ -87,32 +55,42 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         opened.tree = self.tree if self._config.reuse.kv_reuse else None
         return opened
 
-    def _stages(self) -> EditStages:
-        compiles, drop = self._config.model.compile_blocks, self.tree.clear
-        own = self._trips, self._scope
-        return EditStages(self._resident(), self._encodings, drop, compiles, *own)
+    def new_denoiser(self, works: Sequence[EditRequest]) -> "BlockDenoiser":
+        (work,) = works
+        denoiser = self._resident().denoiser(work.job, work.embeddings, self._scope)
+        work.branches = denoiser.branches
+        return denoiser
 
-    def _new_request(
-        self, job: ImageJob, clock: PhaseClock, folder: JobFolder | None
-    ) -> EditRequest:
-        return EditRequest(job, clock, source_digests=self._digests(job))
+    def decode(self, work: EditRequest) -> Events[EditRequest]:
+        job, model = work.job, self._resident()
+        assert work.latents is not None, "it is denoised"
+        yield Progress(job.custom_id, "decode_latents")
+        work.clock.enter("decode_latents")
+        work.pixels = confirm_visible(model.decode_latents(job, work.latents))
+        if job.outside is not None or job.encoding.format == "jpeg":
+            work.pixels = on_white(work.pixels)  # neither has an alpha of its own
+        if job.outside is not None:
+            source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
+            work.reference, note = self._trips.of(source, drawn, model.round_trip, self._scope)
+            work.warnings += [note] if note else []
+        work.embeddings, work.latents = {}, None
+        work.clock.enter("queue")
+        yield work
+
+    def drop(self) -> None:
+        super().drop()
+        self.tree.clear()
 
     def write(self, done: EditRequest, folder: JobFolder) -> OutputFile | None:
         assert done.pixels is not None, "it is decoded"
         name, drawn = self._resident().card.name, (done.pixels, done.reference)
         return write_drawn(done, folder, *drawn, self._config, model_name=name)
 
-    def outcome(self, done: EditRequest, output: OutputFile | None, facts: Facts) -> Outcome:
+    def line_fields(self, done: EditRequest) -> dict[str, Any]:
         reuse = None
         if branches := tuple(done.branches):
             is_shared = self._config.reuse.kv_reuse
             reason = "" if is_shared else "each job computes its own"
             reuse = ReuseReport("hit" if is_shared else "none", 0, 0, 0, branches, reason=reason)
-        return done_outcome(
-            done,
-            output,
-            facts,
-            *edit_warnings(done.edit),
-            kv_reuse=reuse,
-            batch={"denoise": done.together},
-        )
+        warnings, batch = [*edit_warnings(done.edit)], {"denoise": done.together}
+        return {"warnings": warnings, "kv_reuse": reuse, "batch": batch}

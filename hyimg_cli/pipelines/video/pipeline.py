@@ -1,12 +1,26 @@
-"""Videos at work, and their files."""
+"""Videos at work, and their files.
 
-from collections.abc import Callable, Sequence
+A video is encoded while it is decoded; no more than two pieces of its frames are held:
+
+    decode    piece 1 ▸ piece 2 ▸ piece 3 ▸ ..         in the run's own thread
+    encode              piece 1 ▸ piece 2 ▸ ..         in another; the decode waits for it
+    write                                   tail ▸ name, while the next job is denoised
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from hyimg_cli.cache.disk import START_PICTURES
+from hyimg_cli.errors import OutputError
 from hyimg_cli.files import remove, replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
@@ -15,22 +29,39 @@ from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media.metadata import video_text
 from hyimg_cli.media.xmp import EDITED, MADE, mp4_box
 from hyimg_cli.models import registry
+from hyimg_cli.models.latent import LatentDenoiser
 from hyimg_cli.models.latent_video import ClipsModel, LatentVideoModel
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.latent.pipeline import LatentPipeline
+from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
+from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.ranks import VideoRanks
-from hyimg_cli.pipelines.request import Facts, done_outcome
-from hyimg_cli.pipelines.video.stages import VideoRequest, VideoStages
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice, RunConfig
-from hyimg_cli.spec.events import Outcome, OutputFile, Prewarmed, ReuseReport, VideoFile
+from hyimg_cli.spec.card import TileRule
+from hyimg_cli.spec.events import ParallelReport, Prewarmed, Progress, ReuseReport, VideoFile
 from hyimg_cli.spec.job import VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
+# Videos of a shape that are worth a step beforehand.
+_FEWEST = 3
+
+
+@dataclass(eq=False)
+class VideoRequest(LatentRequest[VideoJob]):
+    """A video on its way. `writer` has every frame of its file encoded; `parallel`: over which
+    ranks, None without.
+    """
+
+    writer: "VideoWriter | None" = None
+    parallel: ParallelReport | None = None
+
 
 class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
     """Makes videos one at a time, but for clips that are denoised together."""
+
+    request_kind = VideoRequest
 
     def __init__(self, config: RunConfig, forget_pictures: Callable[[], object] = int) -> None:
         """`forget_pictures` drops what pictures keep on the same device for later ones."""
@@ -55,13 +86,98 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         alike = group_by(jobs, lambda job: job.flow_shift)
         return [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
 
-    def _new_request(
-        self, job: VideoJob, clock: PhaseClock, folder: JobFolder | None
-    ) -> VideoRequest:
-        work = VideoRequest(job, clock, source_digests=self._digests(job))
-        if folder is not None:
-            work.new_writer = partial(self._new_writer, job, folder)
-        return work
+    def new_denoiser(self, works: Sequence[VideoRequest]) -> LatentDenoiser:
+        if len(works) == 1:
+            return super().new_denoiser(works)
+        model = self._resident()
+        assert isinstance(model, ClipsModel), "it was asked how many clips it takes together"
+        return model.denoiser_of([(one.job, one.embeddings) for one in works])
+
+    def decode(
+        self, work: VideoRequest, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
+    ) -> Events[VideoRequest]:
+        """Decode the last latents into frames, which are encoded as they come: then it is done.
+        `tiles`, and the `tiling` that they are: instead of the model's own.
+        """
+        assert work.latents is not None, "it is denoised"
+        yield Progress(work.job.custom_id, "decode_latents")
+        work.clock.enter("decode_latents")
+        decoded = self._resident().decode_latents(work.latents, tiling)
+        writer = None
+        if work.folder is not None:
+            writer = self._new_writer(work.job, work.folder, tiles)
+        # Left in the middle it would go on keeping features of its frames.
+        with closing(checked(work.job, decoded)) as pieces:
+            if writer is None:
+                deque(pieces, maxlen=0)
+            else:
+                work.clock.overlapped_s["write"] += _encode_beside(pieces, writer)
+        work.clock.enter("queue")
+        work.writer, work.parallel = writer, None if self._ranks is None else self._ranks.report()
+        work.embeddings, work.latents = {}, None
+        yield work
+
+    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
+        """Run one denoise step of every shape of several jobs that was not warmed yet. Its latents
+        are kept nowhere, and every random draw has a generator of its own.
+
+        Nothing is decoded: that would cost as much as a job's own decode, and what it made ready,
+        an allocator's pieces, the next denoise step gives back. A shape of one or two jobs is left
+        alone: the step would cost them more than the first of them waits for it. One whose stand-in
+        fails is not counted: the job itself will fail, and say why.
+        """
+        if not starts_slowly(self._resident().device):
+            return Prewarmed(0, 0.0)
+        left = self._not_denoised(jobs, folder)
+        # What a job's forwards depend on but for the length of its text.
+        alike = group_by(left, lambda job: (job.model, job.size, job.num_frames, job.branch_count))
+        ran = 0
+        for shape, same in alike.items():
+            if len(same) < _FEWEST or shape in self._warmed:
+                continue
+            self._warmed.add(shape)
+            stand_in = replace(same[0], custom_id="prewarm", num_inference_steps=1)
+            with Attempt() as tried:
+                clock, digests = PhaseClock(0.0, lambda: None), self._digests(stand_in)
+                work = VideoRequest(stand_in, clock, source_digests=digests)
+                deque(chain(self.encode(work, is_counted=False), self.denoise(work)), maxlen=0)
+            ran += tried.error is None
+        return Prewarmed(ran, 0.0)
+
+    def drop(self) -> None:
+        super().drop()
+        self._forget_pictures()
+
+    def decode_anyhow(self, work: VideoRequest) -> Events[VideoRequest]:
+        """The decode where memory may be short: once more without any rank's transformer on the
+        device, the same pixels; then in smaller tiles. Each time the file begins anew.
+        """
+        assert work.latents is not None, "it is denoised"
+        model = self._resident()
+
+        def drop() -> None:
+            self.drop()
+            model.release_transformer()
+            if self._ranks is not None:
+                self._ranks.release_branches()
+
+        kept = "the text encoders, the transformer and the prefixes of pictures"
+        memory = MemoryPolicy(drop, kept)
+        tilings = iter(model.smaller_tilings(work.latents))
+
+        def decode_smaller(work: VideoRequest, error: Exception) -> Events[VideoRequest]:
+            is_short = isinstance(error, torch.OutOfMemoryError)
+            tiles, tiling = next(tilings, (None, None)) if is_short else (None, None)
+            if tiling is None:
+                yield work.as_lost(error)
+                return
+            side = tiling.tile * model.card.pixels_per_cell
+            note = f"continued in tiles of {side} pixels, which changes pixels near their borders"
+            memory.note([work], f"out of memory in the decode; {note}")
+            smaller = partial(self.decode, tiles=tiles, tiling=tiling)
+            yield from memory.attempt([work], smaller, decode_smaller)
+
+        yield from memory.attempt([work], self.decode, decode_smaller)
 
     def write(self, done: VideoRequest, folder: JobFolder) -> VideoFile:
         """The sidecar, the frames, then the video: whoever sees the video sees the others."""
@@ -110,26 +226,52 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             box = mp4_box(EDITED if job.images else MADE)
         return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
-    def outcome(self, done: VideoRequest, output: OutputFile | None, facts: Facts) -> Outcome:
-        return done_outcome(
-            done,
-            output,
-            facts,
-            kv_reuse=ReuseReport("none", 0, 0, 0, (), reason=f"{done.job.task} has no text stage"),
-            batch={"denoise": done.together},
-            sigmas=self._resident().sigmas(done.job) if done.job.scheduler else None,
-            parallel=done.parallel,
-        )
+    def line_fields(self, done: VideoRequest) -> dict[str, Any]:
+        reason = f"{done.job.task} has no text stage"
+        return {
+            "kv_reuse": ReuseReport("none", 0, 0, 0, (), reason=reason),
+            "batch": {"denoise": done.together},
+            "sigmas": self._resident().sigmas(done.job) if done.job.scheduler else None,
+            "parallel": done.parallel,
+        }
 
-    def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
-        left = self._not_denoised(jobs, folder)
-        return Prewarmed(self._stages().prewarm(left, self._warmed), 0.0)
 
-    def _stages(self) -> VideoStages:
-        return VideoStages(
-            self._resident(),
-            self._encodings,
-            self._forget_pictures,
-            self._config.model.compile_blocks,
-            self._ranks,
-        )
+def starts_slowly(device: torch.device) -> bool:
+    """True if the first forward of a shape takes longer there than those behind it."""
+    return device.type != "cpu"
+
+
+def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float:
+    """Encode each piece while the next one is decoded; seconds that it took. Where either fails
+    nothing is left of the file.
+    """
+    seconds = 0.0
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            behind = WriteBehind[None](thread)
+            for piece in pieces:
+                seconds += sum(took for _, took in behind.finished(wait=True))
+                behind.submit(partial(writer.add, piece))
+            return seconds + sum(took for _, took in behind.finished(wait=True))
+    except BaseException:
+        writer.close()
+        raise
+
+
+def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray, None, None]:
+    """`pieces` as they come; raises OutputError where they are not the video asked for, or show
+    nothing.
+    """
+    expected = (job.num_frames, job.size.height, job.size.width, 3)
+    count, levels = 0, set[int]()
+    found: tuple[int, ...] = ()
+    for piece in pieces:
+        count += len(piece)
+        found = (count, *piece.shape[1:])
+        levels |= {int(piece.min()), int(piece.max())}
+        yield piece
+    if found != expected:
+        what = f"the model returned frames of shape {found}; expected {expected}"
+        raise OutputError(what, code="output-video.shape")
+    if len(levels) == 1:
+        raise OutputError("every pixel of every frame is the same", code="output-video.constant")

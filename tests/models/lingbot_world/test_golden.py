@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, START_PICTURES
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.models.lingbot_world import poses
@@ -16,10 +15,8 @@ from hyimg_cli.models.lingbot_world.model import LingBotWorld
 from hyimg_cli.models.lingbot_world.network import patches, plucker, rope, rotated
 from hyimg_cli.models.lingbot_world.schedule import levels
 from hyimg_cli.models.lingbot_world.weights import load_network, original_name
-from hyimg_cli.pipelines.latent.encodings import Encodings
-from hyimg_cli.pipelines.video import stages as stages_of
-from hyimg_cli.pipelines.video.stages import VideoStages
-from hyimg_cli.settings.run import CacheConfig
+from hyimg_cli.pipelines.video import pipeline as video_pipeline
+from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.card import StartRule
 from hyimg_cli.spec.job import Size
 
@@ -181,10 +178,10 @@ def test_a_prewarm_leaves_nothing_behind(
     image = write_image(tmp_path / "start.png", NUMBERS["clip.image"])
     jobs = [replace(JOB, images=(image,), seed=seed) for seed in range(3)]
     before, state = run(denoiser_of(golden, jobs[:1])), torch.random.get_rng_state()
-    kinds = (PROMPT_EMBEDDINGS, START_PICTURES)
-    stages = VideoStages(golden, {kind: Encodings(CacheConfig(), kind) for kind in kinds})
-    monkeypatch.setattr(stages_of, "starts_slowly", lambda device: True)
-    assert stages.prewarm(jobs, set()) == 1
+    pipeline = video_pipeline.VideoPipeline(RunConfig(OutputConfig(tmp_path)))
+    pipeline._model = golden
+    monkeypatch.setattr(video_pipeline, "starts_slowly", lambda device: True)
+    assert pipeline._prewarm(jobs, None).shapes == 1
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(run(denoiser_of(golden, jobs[:1])), before)
 
