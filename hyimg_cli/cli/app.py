@@ -84,16 +84,13 @@ def run(arguments: Sequence[str]) -> int:
     except HyimgError as error:
         return _print_error(error)
     except typer.TyperException as error:
-        render.error(_as_usage(error, arguments))
-        return error.exit_code
-    except OSError as error:
+        return _print_error(_as_usage(error, arguments))
+    except Exception as error:
         # A name that no disk takes, or a folder that may not be looked into: no mistake of ours.
-        if error.filename is None or not is_of_the_disk(error.errno):
-            render.internal_error(traceback.format_exc())
-            return INTERNAL_ERROR
-        logger.debug("refused by the disk", exc_info=error)
-        return _print_error(StorageError(f"{error.strerror}", where=str(error.filename)))
-    except Exception:
+        is_named = isinstance(error, OSError) and error.filename is not None
+        if is_named and is_of_the_disk(error.errno):
+            logger.debug("refused by the disk", exc_info=error)
+            return _print_error(StorageError(f"{error.strerror}", where=str(error.filename)))
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
 

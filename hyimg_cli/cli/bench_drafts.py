@@ -29,8 +29,7 @@ def bench_drafts(
     settings = o.settings_of(flags) | {"n": Setting("n", candidates, "flag")}
     folder = given["output_dir"] or Path("runs") / f"bench-{NAME}"
     request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)
-    tell = str if given["quiet"] else render.note
-    found = compare_drafts(request, [*map(int, steps)], tell)
+    found = compare_drafts(request, [*map(int, steps)], render.teller(is_quiet=given["quiet"]))
     if given["as_json"]:
         render.json_line(found)
     else:

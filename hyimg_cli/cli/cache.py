@@ -1,7 +1,7 @@
 """`hyimg cache`: list, measure and clear what is kept on disk between runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -22,7 +22,7 @@ def cache() -> None:
 
 @commands.command("list", cls=Command)
 @o.takes("cache_dir")
-def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
+def list_kinds(ctx: typer.Context, as_json: bool = o.AS_JSON) -> None:
     """List entries and bytes by kind."""
     entries = _store(ctx.params).entries()
     for kind in sorted({*KINDS, *(entry.kind for entry in entries)}):
@@ -32,7 +32,7 @@ def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 
 @commands.command(cls=Command)
 @o.takes("cache_dir")
-def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
+def size(ctx: typer.Context, as_json: bool = o.AS_JSON) -> None:
     """Show the cache folder, its number of entries and their size."""
     folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
     _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
@@ -42,16 +42,12 @@ def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
 @o.takes("cache_dir")
 def clear(
     ctx: typer.Context,
-    kind: Annotated[
-        str | None,
-        o.option(
-            "--kind",
-            f"Remove only one kind: {', '.join(KINDS)}.",
-            autocompletion=among(KINDS),
-            panel="Selection",
-        ),
-    ] = None,
-    as_json: o.AsJson = False,
+    kind: str | None = o.option(
+        f"Remove only one kind: {', '.join(KINDS)}.",
+        panel="Selection",
+        autocompletion=among(KINDS),
+    ),
+    as_json: bool = o.AS_JSON,
 ) -> None:
     """Remove all entries, or those of one kind. A run in progress encodes what it needs again."""
     if kind is not None and kind not in KINDS:

@@ -66,10 +66,3 @@ def ids(ctx: typer.Context) -> list[str]:
     except HyimgError:
         return []
     return [name for line in manifest.lines for name in child_ids(line.fields)]
-
-
-def scenarios() -> list[str]:
-    """The packaged comparisons of `hyimg bench`."""
-    from hyimg_cli.measure.bench.scenario import names
-
-    return list(names())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -17,13 +17,10 @@ _FIRST = ("prompt", "seed")
 
 
 def info(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE", help="PNG, JPEG, WebP or MP4 files, or the .json next to an MP4."
-        ),
-    ],
-    as_json: o.AsJson = False,
+    files: list[Path] = typer.Argument(
+        metavar="FILE", help="PNG, JPEG, WebP or MP4 files, or the .json next to an MP4."
+    ),
+    as_json: bool = o.AS_JSON,
 ) -> None:
     """Show how a picture or video was made: prompt, seed, model and versions.
 

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,15 +16,16 @@ from hyimg_cli.spec.units import counted
 
 
 def merge(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="OUT", help="Run folders: the -o of hyimg generate.")
-    ],
-    into: Annotated[
-        Path,
-        o.output("--output-dir", "Folder to merge into; its own results are kept.", parser=o.place),
-    ],
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    folders: list[Path] = typer.Argument(
+        metavar="OUT", help="Run folders: the -o of hyimg generate."
+    ),
+    into: Path = o.output(
+        "Folder to merge into; its own results are kept.",
+        default=...,
+        parser=o.place,
+    ),
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Merge run folders into one, and list missing jobs.
 

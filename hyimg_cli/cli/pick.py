@@ -1,16 +1,15 @@
 """`hyimg pick`: pick the best of each line's candidates by the scores of a run."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, refresh_pages, show_best_of, show_picks
+from hyimg_cli.cli.picks import RUN_OR_TEXTS, refresh_pages, show_best_of, show_picks
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
@@ -45,32 +44,20 @@ _SETTINGS = tuple(
 @o.takes(*_SETTINGS, panel="Drawing more candidates (--rounds)")
 def pick(
     ctx: typer.Context,
-    run: RunOrTexts,
-    recipe: o.Recipe = None,
-    choose: Annotated[
-        list[str] | None,
-        o.option(
-            "--choose",
-            "Choose a candidate yourself: LINE=CANDIDATE, LINE=none, or LINE=rule to undo.",
-            is_basic=True,
-            metavar="<id=id>",
-        ),
-    ] = None,
-    choices: Annotated[
-        Path | None,
-        o.option(
-            "--choices",
-            "Read choices from a file that the page saved.",
-            parser=o.folder,
-            metavar="<path>",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, o.output("--output", "Write the picked lines as a manifest.")
-    ] = None,
-    progress: o.Progress = "auto",
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    run: Path = RUN_OR_TEXTS,
+    recipe: Path | None = o.RECIPE,
+    choose: list[str] | None = o.option(
+        "Choose a candidate yourself: LINE=CANDIDATE, LINE=none, or LINE=rule to undo.",
+        is_basic=True,
+        metavar="<id=id>",
+    ),
+    choices: Path | None = o.option(
+        "Read choices from a file that the page saved.", parser=o.folder, metavar="<path>"
+    ),
+    output: Path | None = o.output("Write the picked lines as a manifest.", "--output"),
+    progress: str = o.PROGRESS,
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Pick the best of each line's candidates by their scores, with a reason for each rejected one.
 
@@ -123,8 +110,7 @@ def _draw_more(ctx: typer.Context, config: RunConfig, pool: "Groups", are_drafts
     # Each line is one candidate already.
     settings = o.settings_of(ctx.params) | {"n": Setting("n", 1, "default")}
     request = RunRequest(read_manifest(run / CANDIDATES), config, settings)
-    again = shlex.join(["hyimg", *(ctx.obj or ())])
-    return show_best_of(request, render.style_of(ctx.params), again=again)
+    return show_best_of(request, render.style_of(ctx.params), again=render.command_line(ctx))
 
 
 def _chosen(texts: Sequence[str]) -> Iterator[dict[str, Any]]:

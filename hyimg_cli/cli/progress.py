@@ -82,7 +82,7 @@ def show_remark(remark: Remark, style: Style) -> None:
 
 
 @contextmanager
-def stoppable(request_stop: Callable[[int], bool]) -> Iterator[None]:
+def stoppable(request_stop: Callable[[int], bool] = lambda _: False) -> Iterator[None]:
     """SIGINT and SIGTERM in a block: the first stops after the current denoise step, or the edit
     that is being finished again; the second at once. Where `request_stop` has nothing to stop in
     order, Interrupted leaves the block. The former handlers come back at the end.

@@ -5,8 +5,9 @@ the progress of a run.
 import json
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,21 @@ def note(text: str, *, before: str = "") -> None:
         print(f"{before}{printable(text)}\n", end="", file=sys.stderr, flush=True)
 
 
+def teller(*, is_quiet: bool) -> Callable[[str], object]:
+    """What prints a line for the reader, unless only errors are wanted."""
+    return str if is_quiet else note
+
+
 def remarks(texts: Iterable[str], style: "Style") -> None:
     """Say what the reader should know, unless only errors are wanted."""
     for text in texts:
         if not style.is_quiet:
             note(f"note: {text}")
+
+
+def command_line(ctx: typer.Context, *, without: Collection[str] = ()) -> str:
+    """The command that is running, as typed, to run it again."""
+    return shlex.join(["hyimg", *(word for word in ctx.obj if word not in without)])
 
 
 def json_line(value: Mapping[str, Any]) -> None:

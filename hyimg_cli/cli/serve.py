@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,29 +24,6 @@ if TYPE_CHECKING:
 STATE = Path("runs/serve")
 _option = partial(o.option, panel="Server", is_basic=True)
 _number = partial(_option, metavar="<int>")
-_LISTEN = _option(
-    "--host", "Address to listen on; a public one requires an API key.", metavar="<host>"
-)
-_PORT = _number("--port", "Port to listen on; 0 picks a free one.", min=0, max=65535)
-_KEYS = _option(
-    "--api-key-file",
-    "Read API keys from a file, one per line: NAME KEY or NAME sha256:DIGEST. HYIMG_API_KEY "
-    "adds one.",
-    metavar="<path>",
-)
-_WAITING = _number(
-    "--max-waiting",
-    "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
-    min=1,
-    max=10_000,
-)
-_STEPS = _number("--max-steps", "Maximum denoise steps of a request.", min=1, max=1000)
-_GRACE = _number("--grace", "Seconds to finish single requests after SIGTERM.", min=0, max=3600)
-
-
-_FOLDER = o.output(
-    "--output-dir", "Folder for files, batches and results. Default: runs/serve.", is_basic=True
-)
 _SETTINGS = (
     name
     for name, row in SETTINGS.items()
@@ -57,20 +34,36 @@ _SETTINGS = (
 @o.takes(*_SETTINGS)
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, _LISTEN] = "127.0.0.1",
-    port: Annotated[int, _PORT] = 8000,
-    output_dir: Annotated[Path | None, _FOLDER] = None,
-    api_key_file: Annotated[Path | None, _KEYS] = None,
-    max_waiting: Annotated[int, _WAITING] = 64,
-    max_steps: Annotated[int, _STEPS] = 100,
-    grace: Annotated[int, _GRACE] = 30,
-    recipe: o.Recipe = None,
-    no_config: Annotated[
-        bool, o.option("--no-config", "Ignore hyimg.toml in the working folder.")
-    ] = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-    help_all: o.HelpAll = False,
+    host: str = _option(
+        "Address to listen on; a public one requires an API key.",
+        default="127.0.0.1",
+        metavar="<host>",
+    ),
+    port: int = _number("Port to listen on; 0 picks a free one.", default=8000, min=0, max=65535),
+    output_dir: Path | None = o.output(
+        "Folder for files, batches and results. Default: runs/serve.",
+        is_basic=True,
+    ),
+    api_key_file: Path | None = _option(
+        "Read API keys from a file, one per line: NAME KEY or NAME sha256:DIGEST. HYIMG_API_KEY "
+        "adds one.",
+        metavar="<path>",
+    ),
+    max_waiting: int = _number(
+        "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
+        default=64,
+        min=1,
+        max=10_000,
+    ),
+    max_steps: int = _number("Maximum denoise steps of a request.", default=100, min=1, max=1000),
+    grace: int = _number(
+        "Seconds to finish single requests after SIGTERM.", default=30, min=0, max=3600
+    ),
+    recipe: Path | None = o.RECIPE,
+    no_config: bool = o.NO_CONFIG,
+    quiet: bool = o.QUIET,
+    verbose: int = o.VERBOSE,
+    help_all: bool = o.HELP_ALL,
 ) -> None:
     """Serve an OpenAI-compatible API: durable batches and single requests.
 
