@@ -1,6 +1,5 @@
 """`hyimg bench`: compare variants of the engine on the same jobs."""
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,15 +10,17 @@ import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
-from hyimg_cli.cli.bench_drafts import NAME as DRAFTS
-from hyimg_cli.cli.bench_drafts import bench_drafts
 from hyimg_cli.cli.completion import among, manifests
+from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
+from hyimg_cli.settings.config import Setting
 
 if TYPE_CHECKING:
     from hyimg_cli.manifest.manifest import Manifest
 
+# A comparison that is no scenario.
+DRAFTS = "drafts"
 _MODEL_FLAGS = o.settings_for("bench")
 
 
@@ -60,22 +61,19 @@ def bench(
 
     flags = {name: ctx.params[name] for name in _MODEL_FLAGS}
     if compare == DRAFTS:
-        raise typer.Exit(bench_drafts(ctx.params, flags, draft_steps, candidates))
+        _compare_drafts(ctx.params, flags)
+        return
     scenario = read_scenario(compare)
     scenario = replace(scenario, repeats=repeats) if repeats else scenario
     if steps:
-        if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", steps):
-            what = f"--steps {steps!r} is not a list of whole numbers"
-            raise UsageError(what, hint="for example --steps 1,8,50")
-        counts = tuple(dict.fromkeys(map(int, steps.split(","))))
+        counts = _step_counts("--steps", steps, "1,8,50")
         main = scenario.main_steps if scenario.main_steps in counts else counts[-1]
         scenario = replace(scenario, steps=counts, main_steps=main)
     earlier = earlier_bench.read_baseline(baseline) if baseline else None
     most = earlier_bench.read_share(max_regress)
     folder = output_dir or Path("runs") / f"bench-{scenario.name}"
     # Model and device come from flags, else the environment; nothing else reaches a variant.
-    settled = o.settings_of(flags)
-    said = (settled[name] for name in flags)
+    said = (one for name, one in o.settings_of(flags).items() if name in flags)
     entry = run_comparison(
         scenario,
         packaged.read(manifest or str(scenario.manifest)),
@@ -99,6 +97,34 @@ def bench(
             render.note(f"worse than the baseline: {sentence}")
         render.note(f"written: {folder}/bench.json, bench.md, report.html, A/, B/")
     raise typer.Exit(1 if worse else entry["verdict"]["exit_code"])
+
+
+def _step_counts(flag: str, text: str, example: str) -> tuple[int, ...]:
+    """The distinct numbers of denoise steps in a text such as 1,8,50. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= 1000 for part in parts):
+        what = f"{flag} {text!r} is not a list of whole numbers"
+        raise UsageError(what, hint=f"for example {flag} {example}")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _compare_drafts(given: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Show and record whether drafts choose as well as full pictures; exit code 0 either way."""
+    from hyimg_cli.measure.bench.drafts import compare_drafts, lines
+
+    steps = _step_counts("--draft-steps", given["draft_steps"], "6,8,10")
+    if not given["manifest"]:
+        hint = "give a few dozen typical jobs: --manifest jobs.jsonl"
+        raise UsageError("drafts can only be compared on your own jobs", hint=hint)
+    settings = o.settings_of(flags) | {"n": Setting("n", given["candidates"], "flag")}
+    folder = given["output_dir"] or Path("runs") / f"bench-{DRAFTS}"
+    request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)
+    found = compare_drafts(request, steps, render.teller(is_quiet=given["quiet"]))
+    if given["as_json"]:
+        render.json_line(found)
+    else:
+        render.lines("\n".join(lines(found)))
+        render.note(f"written: {folder}/drafts.json")
 
 
 def run_comparison(

@@ -11,7 +11,7 @@ import typer
 from hyimg_cli.errors import HyimgError
 
 # A folder is one too: of pictures.
-_MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
+MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
 
 
 def joined_values(environ: MutableMapping[str, str]) -> None:
@@ -38,7 +38,7 @@ def manifests(incomplete: str) -> list[str]:
     # A shell shows names as they are.
     here = sorted(path for path in found if path.name[0] != "." and path.name.isprintable())
     folders = [f"{path}/" for path in here if path.is_dir()]
-    return names + folders + [str(path) for path in here if path.suffix in _MANIFESTS]
+    return names + folders + [str(path) for path in here if path.suffix in MANIFESTS]
 
 
 def ids(ctx: typer.Context) -> list[str]:

@@ -1,6 +1,6 @@
 """`hyimg info`: show the records in finished files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,9 @@ def _lines(described: Described) -> Iterator[str]:
         record = described.record
         yield f"{file}: made by hyimg {record.version}"
         first = {name: record.job[name] for name in _FIRST if name in record.job}
-        yield from _values(first | record.job)
+        for name, value in (first | record.job).items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"  {name}: {shown}"
         if record.size and record.size != record.job.get("size"):
             yield f"  made in size: {record.size}"
         if record.cot_text:
@@ -74,9 +76,3 @@ def _lines(described: Described) -> Iterator[str]:
             yield f"  {line}"
     if described.source_type:
         yield f"  digital source type: {described.source_type}"
-
-
-def _values(job: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in job.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-        yield f"  {name}: {shown}"

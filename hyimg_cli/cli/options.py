@@ -248,9 +248,8 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
     ):
         return {}
     found = read_recipe(FOLDERS_OWN, is_named=False)
-    if not given["quiet"]:
-        names = ", ".join(found) or "nothing"
-        render.note(f"{FOLDERS_OWN} in this folder sets {names}; --no-config ignores it")
+    told = f"{FOLDERS_OWN} in this folder sets {', '.join(found) or 'nothing'}"
+    render.teller(is_quiet=given["quiet"])(f"{told}; --no-config ignores it")
     return found
 
 

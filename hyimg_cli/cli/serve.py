@@ -3,11 +3,11 @@
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -15,11 +15,7 @@ from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError, UsageError, require
-from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.table import SETTINGS
-
-if TYPE_CHECKING:
-    from hyimg_cli.serve.keys import Keys
 
 STATE = Path("runs/serve")
 _option = partial(o.option, panel="Server", is_basic=True)
@@ -88,13 +84,6 @@ def serve(
         what = f"--host {host} lets other machines connect without an API key"
         hint = f"give --api-key-file, or set {VARIABLE}"
         raise UsageError(what, hint=hint, code="usage.no-key")
-    raise typer.Exit(_serve(ctx.params, settings, state, keys))
-
-
-def _serve(
-    given: Mapping[str, Any], settings: Mapping[str, Setting], state: Path, keys: "Keys"
-) -> int:
-    """Listen until a signal or a fault ends the server. Raises the fault."""
     # Before torch is imported: on a busy CPU, threads that spin while they wait for each other
     # make loading ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -102,7 +91,7 @@ def _serve(
     from hyimg_cli.serve.app import HttpServer, Server
 
     def log(line: Mapping[str, Any]) -> None:
-        if not given["quiet"]:
+        if not quiet:
             with suppress(HyimgError, OSError):
                 render.json_line(line)
 
@@ -110,19 +99,26 @@ def _serve(
     # Failed requests must not end the server.
     patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
     config = replace(config, failure=patient)
-    with ExitStack() as held:
-        listener = held.enter_context(_listen(given["host"], given["port"]))
-        parts = Service(config), settings, config, state, keys
-        limits = {name: given[name] for name in ("host", "max_waiting", "max_steps", "grace")}
-        server = Server(*parts, **limits, log=log)
+    with _listen(host, port) as listener:
+        server = Server(
+            Service(config),
+            settings,
+            config,
+            state,
+            keys,
+            host=host,
+            max_waiting=max_waiting,
+            max_steps=max_steps,
+            grace=grace,
+            log=log,
+        )
         name, number = listener.getsockname()[:2]
-        place = f"http://{f'[{name}]' if ':' in name else name}:{number}"
-        if not given["quiet"]:
-            render.note(f"loading {server.model}; {place}, files in {shown_place(state)}")
+        url = f"http://{f'[{name}]' if ':' in name else name}:{number}"
+        files = f"files in {shown_place(state)}"
+        render.teller(is_quiet=quiet)(f"loading {server.model}; {url}, {files}")
         HttpServer(server).run(sockets=[listener])
         if server.fault is not None:
             raise server.fault
-    return 0
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -43,7 +43,7 @@ CONFIG = RunConfig(OutputConfig(Path("out")))
 NOTHING = Plan(())
 
 
-def show(view: views.LiveView, event: Event) -> None:
+def show(view: views.PlainView, event: Event) -> None:
     """Tell an event as a run does: first what counts, then what shows."""
     view._planned.eta.add(event)
     view._planned.summary.add(event)
