@@ -48,13 +48,11 @@ def ids(ctx: typer.Context) -> list[str]:
 
     # NOTE: behind an option that lacks its value the parser leaves arguments unread.
     names = ctx.params.get("inputs") or ctx.args
-    if not names:
+    # What is read as it comes would be empty for the command itself.
+    files = [Path(name) for name in names if name != "-"]
+    is_stream = any(one.exists() and not (one.is_file() or one.is_dir()) for one in files)
+    if not names or "-" in names or is_stream:
         return []
-    for name in names:
-        path = Path(name)
-        # What is read as it comes would be empty for the command itself.
-        if name == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-            return []
     try:
         if not ctx.params.get("prompt"):
             manifest = packaged.read(names[0])

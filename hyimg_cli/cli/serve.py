@@ -100,18 +100,8 @@ def serve(
     patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
     config = replace(config, failure=patient)
     with _listen(host, port) as listener:
-        server = Server(
-            Service(config),
-            settings,
-            config,
-            state,
-            keys,
-            host=host,
-            max_waiting=max_waiting,
-            max_steps=max_steps,
-            grace=grace,
-            log=log,
-        )
+        limits = {name: ctx.params[name] for name in ("host", "max_waiting", "max_steps", "grace")}
+        server = Server(Service(config), settings, config, state, keys, **limits, log=log)
         name, number = listener.getsockname()[:2]
         url = f"http://{f'[{name}]' if ':' in name else name}:{number}"
         files = f"files in {shown_place(state)}"
