@@ -156,7 +156,8 @@ AS_JSON = switch("Print results as JSON lines on standard output.", "--json", pa
 QUIET = switch("Print only errors and failed jobs.", "-q", "--quiet", panel="Style")
 VERBOSE = option(
     "Print more details; -vv prints everything.",
-    *("-v", "--verbose"),
+    "-v",
+    "--verbose",
     default=0,
     panel="Style",
     count=True,

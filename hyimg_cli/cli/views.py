@@ -15,7 +15,6 @@ from hyimg_cli.cli.render import Style, note
 from hyimg_cli.cli.sentences import (
     describe_outcome,
     describe_readiness,
-    progress_text,
     read_text,
     status,
 )
@@ -178,7 +177,9 @@ class RichView(PlainView):
         for phase in sorted({at.phase for at in jobs}):
             *others, at = (at for at in jobs if at.phase == phase)
             who = f"{len(others) + 1} jobs" if others else at.custom_id
-            rows[phase] = f"{phase}: {who}", at.done, at.total, progress_text(at)
+            text = f"{at.done} tokens" if at.done else ""
+            text = f"step {at.done}/{at.total}" if at.total else text
+            rows[phase] = f"{phase}: {who}", at.done, at.total, text
         if self._loading is not None:
             event, read = self._loading
             text = read_text(read.nbytes, event.nbytes)

@@ -175,9 +175,8 @@ class Pages:
     def __init__(self, **_: object) -> None:
         self.nbytes = 0
 
-    def look(self) -> int:
+    def look(self) -> None:
         self.nbytes += 12_300_000_000
-        return self.nbytes
 
 
 def two_jobs() -> Plan:
