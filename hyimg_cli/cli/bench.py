@@ -119,7 +119,7 @@ def _compare_drafts(given: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     settings = o.settings_of(flags) | {"n": Setting("n", given["candidates"], "flag")}
     folder = given["output_dir"] or Path("runs") / f"bench-{DRAFTS}"
     request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)
-    found = compare_drafts(request, steps, render.teller(is_quiet=given["quiet"]))
+    found = compare_drafts(request, steps, render.note_unless(given["quiet"]))
     if given["as_json"]:
         render.json_line(found)
     else:
@@ -156,7 +156,7 @@ def run_comparison(
         flags,
         folder=folder,
         metrics=metrics,
-        tell=render.teller(is_quiet=is_quiet),
+        tell=render.note_unless(is_quiet),
         earlier=benches,
         cache=o.cache_folder(o.settings_of(flags)),
     ).run()

@@ -30,7 +30,7 @@ def check(ctx: typer.Context) -> None:
         render.remarks(without_effect(settings, jobs, runner.cards(config.model.revision)), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
-    tell = render.teller(is_quiet=style.is_quiet)
+    tell = render.note_unless(style.is_quiet)
     found = probe_sources(chosen, config.cache, fetches=True, tell=tell)
     in_files = faults(found, chosen)
     _show(in_files, style)

@@ -94,7 +94,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     if faults:
         raise ManifestError(faults) if len(faults) > 1 else faults[0]
     for text in found.notes if found else ():
-        render.teller(is_quiet=given["quiet"])(text)
+        render.note_unless(given["quiet"])(text)
     return found, prompts
 
 

@@ -48,4 +48,4 @@ def manifest(
     with disk_errors(output.parent):
         replace_file(output, data)
     jobs = counted(data.count(b"\n"), "job")
-    render.teller(is_quiet=quiet)(f"{output}: {jobs}")
+    render.note_unless(quiet)(f"{output}: {jobs}")

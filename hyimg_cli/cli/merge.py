@@ -48,7 +48,7 @@ def merge(
     if as_json:
         merged = found._asdict() | {"missing": len(found.missing)}
         render.json_line({"merged": merged, "output_dir": place})
-    tell = render.teller(is_quiet=quiet or as_json)
+    tell = render.note_unless(quiet or as_json)
     counts = f"{found.done:,} done, {found.failed:,} failed, {len(found.missing):,} missing"
     tell(f"merged {counted(len(folders), 'folder')} into {place}: {counts}")
     if found.damaged:

@@ -250,7 +250,7 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = read_recipe(FOLDERS_OWN, is_named=False)
     told = f"{FOLDERS_OWN} in this folder sets {', '.join(found) or 'nothing'}"
-    render.teller(is_quiet=given["quiet"])(f"{told}; --no-config ignores it")
+    render.note_unless(given["quiet"])(f"{told}; --no-config ignores it")
     return found
 
 

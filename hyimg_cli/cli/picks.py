@@ -29,7 +29,7 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
     """Report the picks and the reasons for rejections. Return the exit code: 1 if a line has no
     accepted candidate.
     """
-    tell = render.teller(is_quiet=style.is_quiet)
+    tell = render.note_unless(style.is_quiet)
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
     for one in picks[:_MOST_SHOWN]:
         picked, missing = ", ".join(one["picked"]) or "none", one["missing"]

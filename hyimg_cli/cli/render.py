@@ -52,8 +52,8 @@ def note(text: str, *, before: str = "") -> None:
         print(f"{before}{printable(text)}\n", end="", file=sys.stderr, flush=True)
 
 
-def teller(*, is_quiet: bool) -> Callable[[str], object]:
-    """What prints a line for the reader, unless only errors are wanted."""
+def note_unless(is_quiet: bool) -> Callable[[str], object]:
+    """Return `note`, or what prints nothing where only errors are wanted."""
     return str if is_quiet else note
 
 

@@ -106,7 +106,7 @@ def _run(given: Mapping[str, Any], again: str) -> int:
 
 
 def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style) -> None:
-    of, tell = shown_place(original), render.teller(is_quiet=style.is_quiet)
+    of, tell = shown_place(original), render.note_unless(style.is_quiet)
     if style.as_json:
         render.json_line({"replay": {"file": of, "made": str(made), **found.to_json()}})
     if found.equal:

@@ -48,4 +48,4 @@ def report(
 
         path = folder / NAME
         RunPage(folder).refresh(is_running=RunFolder(folder).is_locked)
-    render.teller(is_quiet=quiet)(f"report: {path}")
+    render.note_unless(quiet)(f"report: {path}")

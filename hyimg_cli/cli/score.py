@@ -35,7 +35,7 @@ def score(
         raise UsageError("no scorer given", hint="add one, for example --score outside")
     pool, finals = read_pool(run)
     every = [*all_in(pool), *(finals or {}).values()]
-    tell = render.teller(is_quiet=quiet)
+    tell = render.note_unless(quiet)
     with stoppable(), ScoresFile(run) as file:
         asked = score_candidates(every, scorers, file, config, tell, retry_failed=retry_failed)
     if not asked:

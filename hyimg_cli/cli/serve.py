@@ -105,7 +105,7 @@ def serve(
         name, number = listener.getsockname()[:2]
         url = f"http://{f'[{name}]' if ':' in name else name}:{number}"
         files = f"files in {shown_place(state)}"
-        render.teller(is_quiet=quiet)(f"loading {server.model}; {url}, {files}")
+        render.note_unless(quiet)(f"loading {server.model}; {url}, {files}")
         HttpServer(server).run(sockets=[listener])
         if server.fault is not None:
             raise server.fault
