@@ -43,8 +43,8 @@ def option(
     `panel`: where the help lists it, there without its default. `is_basic`: on the first screen of
     a run's help.
     """
-    shown = {"rich_help_panel": panel, "hidden": not is_basic, "show_default": False}
-    return typer.Option(default, *names, help=help, **shown | more)
+    more = {"rich_help_panel": panel, "hidden": not is_basic, "show_default": False} | more
+    return typer.Option(default, *names, help=help, **more)
 
 
 switch = partial(option, default=False)
@@ -71,7 +71,8 @@ place = _parser(RUN_FOLDER, partial(joined, Path()))
 
 def output(help: str, name: str = "--output-dir", **more: Any) -> Any:
     """The `-o` of a command that is not a run's: a folder or a file to write."""
-    return option(help, "-o", name, **{"parser": folder, "metavar": "<path>"} | more)
+    more = {"parser": folder, "metavar": "<path>"} | more
+    return option(help, "-o", name, **more)
 
 
 def settings_for(command: str) -> tuple[str, ...]:

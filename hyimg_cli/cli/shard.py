@@ -65,7 +65,7 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
             f"--shard {text} does not match {queue[1]}, which is {count}",
             "to run one task again, name its shard: --shard 2/4",
         )
-    first, every = least or 0, step or 1
+    task, first, every = task or 0, least or 0, step or 1
     tasks = range(first, first + count * every, every)
     if task not in tasks or greatest not in (None, tasks[-1]):
         raise _refusal(
