@@ -76,10 +76,8 @@ def run(arguments: Sequence[str]) -> int:
     log_printable()
     try:
         joined_values(os.environ)
-        words = list(arguments)
-        code = command_line().main(
-            args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)
-        )
+        words = tuple(arguments)
+        code = command_line().main(list(words), "hyimg", standalone_mode=False, obj=words)
         return code if isinstance(code, int) else 0
     except HyimgError as error:
         return _print_error(error)

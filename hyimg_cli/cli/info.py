@@ -12,9 +12,6 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.recorded import Described, read_described
 
-# What a picture is asked for most often.
-_FIRST = ("prompt", "seed")
-
 
 def info(
     files: list[Path] = typer.Argument(
@@ -54,7 +51,8 @@ def _lines(described: Described) -> Iterator[str]:
     if described.record is not None:
         record = described.record
         yield f"{file}: made by hyimg {record.version}"
-        first = {name: record.job[name] for name in _FIRST if name in record.job}
+        # What a picture is asked for most often.
+        first = {name: record.job[name] for name in ("prompt", "seed") if name in record.job}
         for name, value in (first | record.job).items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value
             yield f"  {name}: {shown}"

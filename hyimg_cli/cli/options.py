@@ -43,8 +43,8 @@ def option(
     `panel`: where the help lists it, there without its default. `is_basic`: on the first screen of
     a run's help.
     """
-    more = {"rich_help_panel": panel, "hidden": not is_basic, "show_default": False} | more
-    return typer.Option(default, *names, help=help, **more)
+    shown: dict[str, Any] = {"rich_help_panel": panel, "hidden": not is_basic}
+    return typer.Option(default, *names, help=help, **{"show_default": False} | shown | more)
 
 
 switch = partial(option, default=False)
@@ -71,8 +71,8 @@ place = _parser(RUN_FOLDER, partial(joined, Path()))
 
 def output(help: str, name: str = "--output-dir", **more: Any) -> Any:
     """The `-o` of a command that is not a run's: a folder or a file to write."""
-    more = {"parser": folder, "metavar": "<path>"} | more
-    return option(help, "-o", name, **more)
+    path: dict[str, Any] = {"parser": folder, "metavar": "<path>"}
+    return option(help, "-o", name, **path | more)
 
 
 def settings_for(command: str) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError, UsageError, require
 from hyimg_cli.settings.table import SETTINGS
 
-STATE = Path("runs/serve")
 _option = partial(o.option, panel="Server", is_basic=True)
 _number = partial(_option, metavar="<int>")
 _SETTINGS = (
@@ -74,8 +73,7 @@ def serve(
 
     render.log_to_stderr(verbose)
     settings = o.settings_of(ctx.params)
-    given = settings["output_dir"].value
-    state = Path(given) if given else STATE
+    state = Path(settings["output_dir"].value or "runs/serve")
     if address_of(state):
         what, hint = "the server must keep its files on this machine", "give a folder with -o"
         raise UsageError(what, where=shown_place(state), hint=hint, code="usage.not-served")
