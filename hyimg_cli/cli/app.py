@@ -76,24 +76,19 @@ def run(arguments: Sequence[str]) -> int:
     log_printable()
     try:
         joined_values(os.environ)
-        words = list(arguments)
-        code = command_line().main(
-            args=words, prog_name="hyimg", standalone_mode=False, obj=tuple(words)
-        )
+        words = tuple(arguments)
+        code = command_line().main(list(words), "hyimg", standalone_mode=False, obj=words)
         return code if isinstance(code, int) else 0
     except HyimgError as error:
         return _print_error(error)
     except typer.TyperException as error:
-        render.error(_as_usage(error, arguments))
-        return error.exit_code
-    except OSError as error:
+        return _print_error(_as_usage(error, arguments))
+    except Exception as error:
         # A name that no disk takes, or a folder that may not be looked into: no mistake of ours.
-        if error.filename is None or not is_of_the_disk(error.errno):
-            render.internal_error(traceback.format_exc())
-            return INTERNAL_ERROR
-        logger.debug("refused by the disk", exc_info=error)
-        return _print_error(StorageError(f"{error.strerror}", where=str(error.filename)))
-    except Exception:
+        name = getattr(error, "filename", None)
+        if isinstance(error, OSError) and name is not None and is_of_the_disk(error.errno):
+            logger.debug("refused by the disk", exc_info=error)
+            return _print_error(StorageError(f"{error.strerror}", where=str(name)))
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
 
@@ -107,13 +102,11 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
     """Usage error for the parser's, with the flag that may be meant and the page that lists all."""
     from hyimg_cli.manifest.line import NOT_SUPPORTED
 
-    context = getattr(error, "ctx", None)
-    if context is None:
-        command = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
-        return UsageError(error.format_message(), hint=f"{command} --help lists all commands")
-    what, guess = error.format_message(), ""
-    page = "--help-all" if isinstance(context.command, pages.LongCommand) else "--help"
-    if isinstance(given := getattr(error, "option_name", None), str):
+    context, what, guess = getattr(error, "ctx", None), error.format_message(), ""
+    page = "--help-all" if context and isinstance(context.command, pages.LongCommand) else "--help"
+    path = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
+    path = context.command_path if context else path
+    if context and isinstance(given := getattr(error, "option_name", None), str):
         every = context.command.get_params(context)
         flags = [name for one in every for name in one.opts + one.secondary_opts]
         lacking = NOT_SUPPORTED.get(given.strip("-").replace("-", "_").lower())
@@ -126,8 +119,8 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
             longer = [name for name in flags if name.startswith(given)]
             close = min(longer, key=len, default=nearest(given, flags))
             guess = f"did you mean {close}? " if close else ""
-    every = "commands" if context.command_path == "hyimg" else "options"
-    return UsageError(what, hint=f"{guess}{context.command_path} {page} lists all {every}")
+    every = "commands" if path == "hyimg" else "options"
+    return UsageError(what, hint=f"{guess}{path} {page} lists all {every}")
 
 
 def main() -> None:

@@ -1,76 +1,57 @@
 """`hyimg bench`: compare variants of the engine on the same jobs."""
 
-import re
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
-from hyimg_cli.cli.bench_drafts import NAME as DRAFTS
-from hyimg_cli.cli.bench_drafts import bench_drafts
-from hyimg_cli.cli.completion import manifests, scenarios
+from hyimg_cli.cli.completion import among, manifests
+from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.measure.bench.scenario import Scenario, names, read_scenario
+from hyimg_cli.settings.config import Setting
 
 if TYPE_CHECKING:
     from hyimg_cli.manifest.manifest import Manifest
 
+# A comparison that is no scenario.
+DRAFTS = "drafts"
 _MODEL_FLAGS = o.settings_for("bench")
 
 
 @o.takes(*_MODEL_FLAGS)
 def bench(
     ctx: typer.Context,
-    compare: Annotated[
-        str,
-        typer.Option(
-            "--compare",
-            metavar="NAME",
-            autocompletion=scenarios,
-            help=f"Scenario to run: {', '.join([*names(), DRAFTS])}, or a .toml file.",
-        ),
-    ],
-    manifest: Annotated[
-        str | None,
-        typer.Option(
-            "--manifest",
-            autocompletion=manifests,
-            help="Jobs to compare. Default: the scenario's own.",
-        ),
-    ] = None,
-    output_dir: Annotated[
-        Path | None, o.output("--output-dir", "Output folder. Default: runs/bench-NAME.")
-    ] = None,
-    steps: Annotated[
-        str | None, typer.Option("--steps", help="Step counts to measure, for example 1,8,50.")
-    ] = None,
-    repeats: Annotated[
-        int | None,
-        typer.Option("--repeats", min=1, metavar="<int>", help="Number of timed runs per variant."),
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option("--baseline", help="Compare with an earlier bench.json.")
-    ] = None,
-    max_regress: Annotated[
-        str, typer.Option("--max-regress", help="Maximum slowdown against the baseline.")
-    ] = "5%",
-    lpips_weights: Annotated[
-        Path | None, typer.Option("--lpips-weights", help="Backbone weights for LPIPS (alex).")
-    ] = None,
-    draft_steps: Annotated[
-        str, typer.Option("--draft-steps", help="Step counts to try for drafts.")
-    ] = "6,8,10",
-    candidates: Annotated[
-        int, typer.Option("--candidates", min=2, help="Candidates per line, to compare drafts.")
-    ] = 8,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    compare: str = o.option(
+        f"Scenario to run: {', '.join([*names(), DRAFTS])}, or a .toml file.",
+        default=...,
+        metavar="NAME",
+        autocompletion=among(names()),
+    ),
+    manifest: str | None = o.option(
+        "Jobs to compare. Default: the scenario's own.", autocompletion=manifests
+    ),
+    output_dir: Path | None = o.output("Output folder. Default: runs/bench-NAME."),
+    steps: str | None = o.option("Step counts to measure, for example 1,8,50."),
+    repeats: int | None = o.number("Number of timed runs per variant.", min=1),
+    baseline: Path | None = o.option("Compare with an earlier bench.json."),
+    max_regress: str = o.option(
+        "Maximum slowdown against the baseline.", default="5%", show_default=True
+    ),
+    lpips_weights: Path | None = o.option("Backbone weights for LPIPS (alex)."),
+    draft_steps: str = o.option(
+        "Step counts to try for drafts.", default="6,8,10", show_default=True
+    ),
+    candidates: int = o.option(
+        "Candidates per line, to compare drafts.", default=8, show_default=True, min=2
+    ),
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Compare engine variants: time by phase, picture distance, and a verdict.
 
@@ -78,31 +59,28 @@ def bench(
     """
     from hyimg_cli.measure.bench import record
 
+    flags = {name: ctx.params[name] for name in _MODEL_FLAGS}
     if compare == DRAFTS:
-        flags = {name: ctx.params[name] for name in _MODEL_FLAGS}
-        raise typer.Exit(bench_drafts(ctx.params, flags, draft_steps, candidates))
+        _compare_drafts(ctx.params, flags)
+        return
     scenario = read_scenario(compare)
     scenario = replace(scenario, repeats=repeats) if repeats else scenario
     if steps:
-        if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", steps):
-            what = f"--steps {steps!r} is not a list of whole numbers"
-            raise UsageError(what, hint="for example --steps 1,8,50")
-        counts = tuple(dict.fromkeys(map(int, steps.split(","))))
+        counts = _step_counts("--steps", steps, "1,8,50")
         main = scenario.main_steps if scenario.main_steps in counts else counts[-1]
         scenario = replace(scenario, steps=counts, main_steps=main)
     earlier = record.read_baseline(baseline) if baseline else None
     most = record.read_share(max_regress)
     folder = output_dir or Path("runs") / f"bench-{scenario.name}"
     # Model and device come from flags, else the environment; nothing else reaches a variant.
-    settled = o.settings_of({name: ctx.params[name] for name in _MODEL_FLAGS})
-    said = (settled[name] for name in _MODEL_FLAGS)
+    said = (one for name, one in o.settings_of(flags).items() if name in flags)
     entry = run_comparison(
         scenario,
         packaged.read(manifest or str(scenario.manifest)),
         {one.name: one.value for one in said if one.origin in ("flag", "environment")},
         folder=folder,
         weights=lpips_weights,
-        command=shlex.join(["hyimg", *(ctx.obj or ())]),
+        command=render.command_line(ctx),
         is_quiet=quiet,
         earlier=earlier,
     )
@@ -121,15 +99,43 @@ def bench(
     raise typer.Exit(1 if worse else entry["verdict"]["exit_code"])
 
 
+def _step_counts(flag: str, text: str, example: str) -> tuple[int, ...]:
+    """The distinct numbers of denoise steps in a text such as 1,8,50. Raises UsageError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= 1000 for part in parts):
+        what = f"{flag} {text!r} is not a list of whole numbers"
+        raise UsageError(what, hint=f"for example {flag} {example}")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _compare_drafts(given: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Show and record whether drafts choose as well as full pictures; exit code 0 either way."""
+    from hyimg_cli.measure.bench.drafts import compare_drafts, markdown
+
+    steps = _step_counts("--draft-steps", given["draft_steps"], "6,8,10")
+    if not given["manifest"]:
+        hint = "give a few dozen typical jobs: --manifest jobs.jsonl"
+        raise UsageError("drafts can only be compared on your own jobs", hint=hint)
+    settings = o.settings_of(flags) | {"n": Setting("n", given["candidates"], "flag")}
+    folder = given["output_dir"] or Path("runs") / f"bench-{DRAFTS}"
+    request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)
+    found = compare_drafts(request, steps, render.note_unless(given["quiet"]))
+    if given["as_json"]:
+        render.json_line(found)
+    else:
+        render.lines(markdown(found))
+        render.note(f"written: {folder}/drafts.json")
+
+
 def run_comparison(
     scenario: Scenario,
     manifest: "Manifest",
     flags: Mapping[str, Any],
     *,
     folder: Path,
-    weights: Path | None,
     command: str,
-    is_quiet: bool,
+    weights: Path | None = None,
+    is_quiet: bool = False,
     earlier: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
     """Run a comparison and write its three files; return the contents of `bench.json`."""
@@ -149,7 +155,7 @@ def run_comparison(
         flags,
         folder=folder,
         metrics=metrics,
-        tell=str if is_quiet else render.note,
+        tell=render.note_unless(is_quiet),
         earlier=benches,
         cache=o.cache_folder(o.settings_of(flags)),
     ).run()

@@ -1,7 +1,7 @@
 """`hyimg cache`: list, measure and clear what is kept on disk between runs."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -22,42 +22,37 @@ def cache() -> None:
 
 @commands.command("list", cls=Command)
 @o.takes("cache_dir")
-def list_kinds(ctx: typer.Context, as_json: o.AsJson = False) -> None:
+def list_kinds(ctx: typer.Context, as_json: bool = o.AS_JSON) -> None:
     """List entries and bytes by kind."""
     entries = _store(ctx.params).entries()
     for kind in sorted({*KINDS, *(entry.kind for entry in entries)}):
         of_kind = [entry for entry in entries if entry.kind == kind]
-        _show({"kind": kind} | _counts(of_kind), as_json=as_json)
+        _show({"kind": kind}, of_kind, as_json=as_json)
 
 
 @commands.command(cls=Command)
 @o.takes("cache_dir")
-def size(ctx: typer.Context, as_json: o.AsJson = False) -> None:
+def size(ctx: typer.Context, as_json: bool = o.AS_JSON) -> None:
     """Show the cache folder, its number of entries and their size."""
     folder = str(o.cache_folder(o.settings_of(ctx.params)) or "")
-    _show({"folder": folder} | _counts(_store(ctx.params).entries()), as_json=as_json)
+    _show({"folder": folder}, _store(ctx.params).entries(), as_json=as_json)
 
 
 @commands.command(cls=Command)
 @o.takes("cache_dir")
 def clear(
     ctx: typer.Context,
-    kind: Annotated[
-        str | None,
-        o.option(
-            "--kind",
-            f"Remove only one kind: {', '.join(KINDS)}.",
-            autocompletion=among(KINDS),
-            panel="Selection",
-        ),
-    ] = None,
-    as_json: o.AsJson = False,
+    kind: str | None = o.option(
+        f"Remove only one kind: {', '.join(KINDS)}.",
+        panel="Selection",
+        autocompletion=among(KINDS),
+    ),
+    as_json: bool = o.AS_JSON,
 ) -> None:
     """Remove all entries, or those of one kind. A run in progress encodes what it needs again."""
     if kind is not None and kind not in KINDS:
         raise UsageError(f"--kind {kind!r} is not known", hint=f"allowed: {', '.join(KINDS)}")
-    removed = _store(ctx.params).clear(kind)
-    _show({"removed": kind or "all"} | _counts(removed), as_json=as_json)
+    _show({"removed": kind or "all"}, _store(ctx.params).clear(kind), as_json=as_json)
 
 
 def _store(given: Mapping[str, Any]) -> DiskStore:
@@ -65,14 +60,10 @@ def _store(given: Mapping[str, Any]) -> DiskStore:
     return DiskStore(o.cache_folder(o.settings_of(given)), budget_bytes=1)
 
 
-def _counts(entries: Sequence[Entry]) -> dict[str, Any]:
-    return {"entries": len(entries), "bytes": sum(entry.nbytes for entry in entries)}
-
-
-def _show(facts: Mapping[str, Any], *, as_json: bool) -> None:
-    """Facts as a JSON object, or their values in columns."""
+def _show(named: Mapping[str, str], entries: Sequence[Entry], *, as_json: bool) -> None:
+    """How many entries there are and how large, as a JSON object or in columns."""
+    count, nbytes = len(entries), sum(entry.nbytes for entry in entries)
     if as_json:
-        render.json_line(facts)
+        render.json_line({**named, "entries": count, "bytes": nbytes})
     else:
-        *name, entries, size_bytes = facts.values()
-        render.line(f"{' '.join(map(str, name))}  {entries} entries  {size_bytes} bytes")
+        render.line(f"{' '.join(named.values())}  {count} entries  {nbytes} bytes")

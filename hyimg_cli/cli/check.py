@@ -30,14 +30,14 @@ def check(ctx: typer.Context) -> None:
         render.remarks(without_effect(settings, jobs, runner.cards(config.model.revision)), style)
     # A pattern that matches no job ends here, behind the faults that may be why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
-    tell = str if style.is_quiet else render.note
+    tell = render.note_unless(style.is_quiet)
     found = probe_sources(chosen, config.cache, fetches=True, tell=tell)
     in_files = faults(found, chosen)
     _show(in_files, style)
-    if not (style.as_json or style.is_quiet):
+    if not style.as_json:
         render.remarks(turned_sizes(found, chosen), style)
         for text in found.sentences():
-            render.note(text)
+            tell(text)
     in_folder = list[HyimgError]()
     if not in_lines:
         # Why the run would not begin: there are no sources, or the folder which is named for the
@@ -53,8 +53,8 @@ def check(ctx: typer.Context) -> None:
     fault_count = len(in_lines) + len(in_files) + len(in_folder)
     if style.as_json:
         render.json_line({"summary": {"jobs": len(chosen), "faults": fault_count}})
-    elif not style.is_quiet:
-        render.note(f"{counted(len(chosen), 'job')}, {counted(fault_count, 'fault')}")
+    else:
+        tell(f"{counted(len(chosen), 'job')}, {counted(fault_count, 'fault')}")
     is_refused = in_lines or in_folder
     raise typer.Exit(FAULTY_MANIFEST if is_refused else FAULTY_FILES if in_files else 0)
 

@@ -28,9 +28,6 @@ COMMANDS = (
 class LazyCommand(TyperCommand):
     """A command by name; all but its line in the list is the loaded one's."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-
     def get_short_help_str(self, limit: int = 0) -> str:
         return f"{re.split(r'[.](?: |$)', help_of(str(self.name)), flags=re.M)[0]}."
 
@@ -39,8 +36,7 @@ class LazyCommand(TyperCommand):
 
     def load_command(self) -> Any:
         """The command with its parameters, for the parser and the help page."""
-        name = self.name
-        assert name is not None
+        name = str(self.name)
         if name in OF_A_RUN:
             from hyimg_cli.cli.options import run_command  # reads every setting
 

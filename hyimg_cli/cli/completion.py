@@ -11,7 +11,7 @@ import typer
 from hyimg_cli.errors import HyimgError
 
 # A folder is one too: of pictures.
-_MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
+MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
 
 
 def joined_values(environ: MutableMapping[str, str]) -> None:
@@ -38,7 +38,7 @@ def manifests(incomplete: str) -> list[str]:
     # A shell shows names as they are.
     here = sorted(path for path in found if path.name[0] != "." and path.name.isprintable())
     folders = [f"{path}/" for path in here if path.is_dir()]
-    return names + folders + [str(path) for path in here if path.suffix in _MANIFESTS]
+    return names + folders + [str(path) for path in here if path.suffix in MANIFESTS]
 
 
 def ids(ctx: typer.Context) -> list[str]:
@@ -48,13 +48,11 @@ def ids(ctx: typer.Context) -> list[str]:
 
     # NOTE: behind an option that lacks its value the parser leaves arguments unread.
     names = ctx.params.get("inputs") or ctx.args
-    if not names:
+    # What is read as it comes would be empty for the command itself.
+    files = [Path(name) for name in names if name != "-"]
+    is_stream = any(one.exists() and not (one.is_file() or one.is_dir()) for one in files)
+    if not names or "-" in names or is_stream:
         return []
-    for name in names:
-        path = Path(name)
-        # What is read as it comes would be empty for the command itself.
-        if name == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-            return []
     try:
         if not ctx.params.get("prompt"):
             manifest = packaged.read(names[0])
@@ -66,10 +64,3 @@ def ids(ctx: typer.Context) -> list[str]:
     except HyimgError:
         return []
     return [name for line in manifest.lines for name in child_ids(line.fields)]
-
-
-def scenarios() -> list[str]:
-    """The packaged comparisons of `hyimg bench`."""
-    from hyimg_cli.measure.bench.scenario import names
-
-    return list(names())

@@ -3,7 +3,6 @@
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -22,23 +21,17 @@ NOT_READY = 3
 @o.takes(*o.settings_for("doctor"))
 def doctor(
     ctx: typer.Context,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[determinism]",
-            show_default=False,
-            help="Instead, draw one picture with the chosen model three times: alone, again and "
-            "in a batch, and report which are equal to the bit.",
-        ),
-    ] = None,
-    recipe: o.Recipe = None,
-    output_dir: Annotated[
-        Path | None, o.output("--output-dir", "Folder runs will write to. Default: runs.")
-    ] = None,
-    ranks: Annotated[
-        bool, typer.Option("--ranks", help="Start a second process and compute with it, too.")
-    ] = False,
-    as_json: o.AsJson = False,
+    what: str | None = typer.Argument(
+        None,
+        metavar="[determinism]",
+        show_default=False,
+        help="Instead, draw one picture with the chosen model three times: alone, again and in a "
+        "batch, and report which are equal to the bit.",
+    ),
+    recipe: Path | None = o.RECIPE,
+    output_dir: Path | None = o.output("Folder runs will write to. Default: runs."),
+    ranks: bool = o.switch("Start a second process and compute with it, too.", "--ranks"),
+    as_json: bool = o.AS_JSON,
 ) -> None:
     """Check that this machine can run the chosen models, and draw a small test picture.
 

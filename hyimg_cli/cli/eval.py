@@ -1,10 +1,10 @@
 """`hyimg eval`: distances between pictures or videos; `measure.distances` measures."""
 
-import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.cells import cell_len
@@ -13,7 +13,8 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
-from hyimg_cli.errors import Interrupted, SourceImageError, UsageError
+from hyimg_cli.cli.progress import stoppable
+from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.measure import distances
 from hyimg_cli.measure.pairs import bench_sides, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
@@ -44,77 +45,56 @@ _TITLES = {
     "within_50": "≤ 50",
 }
 _compare_option = partial(o.option, panel="What is compared")
+_compare_switch = partial(_compare_option, default=False)
 _gate_option = partial(o.option, panel="Gates (exit code 1)")
 METRICS = ("lpips", "psnr", "ssim", "cosine", "all", "outside")
+# Metrics that stand for several; `clip` only with a checkpoint.
+_SEVERAL = {
+    "all": ("psnr", "ssim", "lpips", "cosine", "clip", "max_abs", *SHARES),
+    "cosine": ("cosine", "clip"),
+}
 
 
 @o.takes(*_OF_OUTSIDE)
 def evaluate(
     ctx: typer.Context,
-    metric: Annotated[
-        str,
-        typer.Argument(
-            metavar="|".join(METRICS),
-            autocompletion=among(METRICS),
-            help="Distance to measure; outside measures what the edit B changed in its source A.",
-        ),
-    ],
-    a: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="A",
-            show_default=False,
-            help='Picture, video, folder or run; or, without B, a .jsonl file with {"a": …, "b": '
-            "…} on each line. Default: the newest bench folder.",
-        ),
-    ] = None,
-    b: Annotated[
-        Path | None, typer.Argument(metavar="B", show_default=False, help="What to compare A with.")
-    ] = None,
-    net: Annotated[
-        str,
-        _compare_option(
-            "--net", "LPIPS network: alex (default), squeeze or vgg.", autocompletion=among(NETS)
-        ),
-    ] = "alex",
-    weights: Annotated[
-        Path | None,
-        _compare_option(
-            "--weights", "LPIPS backbone weights, such as torchvision's alexnet-owt-7be5be79.pth."
-        ),
-    ] = None,
-    clip: Annotated[
-        Path | None,
-        _compare_option(
-            "--clip", "Also compare embeddings by the CLIP checkpoint in this folder (cosine, all)."
-        ),
-    ] = None,
-    self_test: Annotated[
-        bool, _compare_option("--self-test", "Check LPIPS against pairs of known distance.")
-    ] = False,
-    allow_unpaired: Annotated[
-        bool, _compare_option("--allow-unpaired", "Skip files without a counterpart.")
-    ] = False,
-    as_video: Annotated[
-        bool, _compare_option("--as-video", "Treat A and B as folders of video frames.")
-    ] = False,
-    min_psnr: Annotated[
-        float | None, _gate_option("--min-psnr", "Minimum PSNR of every picture and frame, in dB.")
-    ] = None,
-    min_ssim: Annotated[
-        float | None, _gate_option("--min-ssim", "Minimum SSIM of every picture and frame.")
-    ] = None,
-    max_lpips: Annotated[
-        float | None, _gate_option("--max-lpips", "Maximum LPIPS of any picture or frame.")
-    ] = None,
-    max_abs: Annotated[
-        int | None,
-        _gate_option("--max-abs", "Maximum difference of any value, in levels (0 to 255)."),
-    ] = None,
-    csv: Annotated[
-        Path | None, o.style_option("--csv", "Also write the distances to this CSV file.")
-    ] = None,
-    as_json: o.AsJson = False,
+    metric: str = typer.Argument(
+        metavar="|".join(METRICS),
+        autocompletion=among(METRICS),
+        help="Distance to measure; outside measures what the edit B changed in its source A.",
+    ),
+    a: Path | None = typer.Argument(
+        None,
+        metavar="A",
+        show_default=False,
+        help='Picture, video, folder or run; or, without B, a .jsonl file with {"a": …, "b": …} on '
+        "each line. Default: the newest bench folder.",
+    ),
+    b: Path | None = typer.Argument(
+        None, metavar="B", show_default=False, help="What to compare A with."
+    ),
+    net: str = _compare_option(
+        "LPIPS network: alex (default), squeeze or vgg.",
+        default="alex",
+        autocompletion=among(NETS),
+    ),
+    weights: Path | None = _compare_option(
+        "LPIPS backbone weights, such as torchvision's alexnet-owt-7be5be79.pth."
+    ),
+    clip: Path | None = _compare_option(
+        "Also compare embeddings by the CLIP checkpoint in this folder (cosine, all)."
+    ),
+    self_test: bool = _compare_switch(
+        "Check LPIPS against pairs of known distance.", "--self-test"
+    ),
+    allow_unpaired: bool = _compare_switch("Skip files without a counterpart.", "--allow-unpaired"),
+    as_video: bool = _compare_switch("Treat A and B as folders of video frames.", "--as-video"),
+    min_psnr: float | None = _gate_option("Minimum PSNR of every picture and frame, in dB."),
+    min_ssim: float | None = _gate_option("Minimum SSIM of every picture and frame."),
+    max_lpips: float | None = _gate_option("Maximum LPIPS of any picture or frame."),
+    max_abs: int | None = _gate_option("Maximum difference of any value, in levels (0 to 255)."),
+    csv: Path | None = o.option("Also write the distances to this CSV file.", panel="Style"),
+    as_json: bool = o.AS_JSON,
 ) -> None:
     """Measure the distance between pictures or videos: two files, folders or runs, or many pairs.
 
@@ -123,22 +103,14 @@ def evaluate(
     if metric not in METRICS:
         hint = f"allowed: {', '.join(METRICS)}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
-    # Before 0.29 typer leaves paths as words in a context.
-    given = ctx.params | {"a": a, "b": b, "weights": weights, "clip": clip, "csv": csv}
-    # NOTE: readers of pictures catch every Exception, so the signal stays a KeyboardInterrupt until
-    # it is out of them.
-    try:
-        # Refuse options that would have no effect, gates above all.
-        others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
-        idle = [f"--{name}".replace("_", "-") for name in others if given[name] is not None]
-        if idle:
-            hint = f"it belongs to {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
-            raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
-        if metric == _OUTSIDE:
-            raise typer.Exit(_outside(given))
-        raise typer.Exit(_self_test(given) if self_test else _run(given))
-    except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT) from None
+    # Refuse options that would have no effect, gates above all.
+    others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
+    if idle := [f"--{name}".replace("_", "-") for name in others if ctx.params[name] is not None]:
+        hint = f"it belongs to {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
+        raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
+    run = _outside if metric == _OUTSIDE else _self_test if self_test else _run
+    with stoppable():
+        raise typer.Exit(run(ctx.params))
 
 
 def _outside(given: Mapping[str, Any]) -> int:
@@ -151,8 +123,7 @@ def _outside(given: Mapping[str, Any]) -> int:
     if given["max_spill"] is not None and not given["region"]:
         hint = "add --region, or remove --max-spill"
         raise UsageError("--max-spill needs a region", hint=hint)
-    asked = {name: settings[name].value for name in _OF_OUTSIDE}
-    outside = KeepOutside(**{name: value for name, value in asked.items() if value is not None})
+    outside = KeepOutside(**{name: settings[name].value for name in _OF_OUTSIDE})
     try:
         record = outside_of(given["a"], given["b"], outside)
     except SourceImageError as error:
@@ -171,6 +142,7 @@ def _outside(given: Mapping[str, Any]) -> int:
 
 def _run(given: Mapping[str, Any]) -> int:
     """Measure and show every pair; the exit code."""
+    metric = given["metric"]
     asked = {name: given[option] for name, option in distances.LIMITED_BY.items()}
     limits = {name: limit for name, limit in asked.items() if limit is not None}
     sides = [("", given["a"], given["b"])]
@@ -180,38 +152,35 @@ def _run(given: Mapping[str, Any]) -> int:
         render.note(f"{', '.join(title for title, _, _ in sides)}: pictures of {bench}")
     rule = {name: given[name] for name in ("allow_unpaired", "as_video")}
     pairings = {title: find_pairs(a, b, **rule) for title, a, b in sides}
-    every = ("psnr", "ssim", "lpips", "cosine", "clip", "max_abs", *SHARES)
-    if given["clip"] is not None and given["metric"] not in ("all", "cosine"):
-        raise UsageError(f"{given['metric']} does not take --clip", hint="hyimg eval cosine A B")
-    asked_for = {"all": every, "cosine": ("cosine", "clip")}.get(given["metric"])
-    names = dict.fromkeys((*(asked_for or [given["metric"]]), *limits))
-    known = dict(PIXEL_METRICS)
-    loaded = _lpips(given) if "lpips" in names else None
-    if loaded is not None:
-        known["lpips"] = loaded.metric
-    if given["clip"] is None:
-        names.pop("clip", None)
-    else:
+    if given["clip"] is not None and metric not in _SEVERAL:
+        raise UsageError(f"{metric} does not take --clip", hint="hyimg eval cosine A B")
+    names = dict.fromkeys((*_SEVERAL.get(metric, (metric,)), *limits))
+    known, lpips = dict(PIXEL_METRICS), None
+    if "lpips" in names:
+        loaded = _lpips(given)
+        known["lpips"], lpips = loaded.metric, loaded.title
+    if given["clip"] is not None:
         from hyimg_cli.quality.clip import Clip
 
         known["clip"] = Clip.load(given["clip"]).metric
-    metrics = [known[name] for name in names]
+    metrics = [known[name] for name in names if name in known]
     for pairing in pairings.values():
         if pairing.unpaired:
             render.note(f"skipped: {pairing.unpaired}")
-    found = {
-        title: list(distances.measured(pairing.pairs, metrics))
-        for title, pairing in pairings.items()
-    }
-    results = [result for of_title in found.values() for result in of_title]
-    entries: list[dict[str, Any]] = []
+    results, entries = list[distances.Measured](), list[dict[str, Any]]()
     rows = [["pair", *(_TITLES[metric.name] for metric in metrics)]]
-    for title, of_title in found.items():
+    for title, pairing in pairings.items():
+        found = list(distances.measured(pairing.pairs, metrics))
         named = {"comparison": title} if title else {}
-        entries += [named | distances.to_record(result, metrics) for result in of_title]
-        totals = distances.summary(of_title, metrics)
-        entries.append(named | {"summary": totals, "lpips": loaded.title if loaded else None})
-        of_pairs = _distance_rows(of_title, metrics, totals)
+        records = [distances.to_record(result, metrics) for result in found]
+        totals = distances.summary(found, metrics)
+        results += found
+        entries += [named | record for record in records]
+        entries.append(named | {"summary": totals, "lpips": lpips})
+        of_pairs = [_row(record, metrics) for record in records]
+        for name in ("mean", "worst") if len(found) > 1 else ():
+            cells = [_cell(metric, totals[metric.name][name]) for metric in metrics]
+            of_pairs.append([f"{name} of {len(found)}", *cells])
         if title:  # each comparison in one row
             of_pairs = [[f"{title}, {of_pairs[-1][0]}", *of_pairs[-1][1:]]]
         rows += of_pairs
@@ -222,8 +191,8 @@ def _run(given: Mapping[str, Any]) -> int:
             render.json_line(entry)
     else:
         _show_table(rows)
-        if loaded:
-            render.note(loaded.title)
+        if lpips:
+            render.note(lpips)
     for result in results:
         for text in result.notes:
             render.note(f"{result.pair.name}: {text}")
@@ -247,9 +216,7 @@ def _bench_now() -> Path:
         packaged.read(str(scenario.manifest)),
         {},
         folder=folder,
-        weights=None,
         command=f"hyimg bench --compare {_COMPARISON}",
-        is_quiet=False,
     )
     return folder
 
@@ -271,8 +238,7 @@ def _self_test(given: Mapping[str, Any]) -> int:
     pairs = loaded.self_test()
     if given["as_json"]:
         for pair in pairs:
-            entry = {"name": pair.name, "stored": pair.stored, "found": pair.found}
-            render.json_line(entry | {"agrees": pair.agrees})
+            render.json_line(asdict(pair) | {"agrees": pair.agrees})
     else:
         rows = [["pair", "stored", "found", ""]]
         for pair in pairs:
@@ -292,25 +258,17 @@ def _show_table(rows: Sequence[Sequence[str]]) -> None:
         render.line("  ".join([name + " " * (widths[0] - cell_len(name)), *cells]))
 
 
-def _distance_rows(
-    results: Sequence[distances.Measured], metrics: Sequence[Metric], summary: Mapping[str, Any]
-) -> list[list[str]]:
-    """Return a row for each pair, then mean and worst; for a video the mean (min to max)."""
-    rows = []
-    for measured in results:
-        is_video = measured.pair.kind == "video"
-        name = measured.pair.name + (f" ({measured.frames} frames)" if is_video else "")
-        cells = []
-        for metric in metrics:
-            values = measured.values[metric.name]
-            cells.append(_cell(metric, metric.mean(values)))
-            if is_video:
-                cells[-1] += f" ({_cell(metric, min(values))} to {_cell(metric, max(values))})"
-        rows.append([name, *cells])
-    for row in ("mean", "worst") if len(results) > 1 else ():
-        cells = [_cell(metric, summary[metric.name][row]) for metric in metrics]
-        rows.append([f"{row} of {len(results)}", *cells])
-    return rows
+def _row(record: Mapping[str, Any], metrics: Sequence[Metric]) -> list[str]:
+    """A pair's name and distances; of a video each mean, with the least and the greatest."""
+    is_video = record["kind"] == "video"
+    cells = [record["name"] + (f" ({record['frames']} frames)" if is_video else "")]
+    for metric in metrics:
+        mean, *ends = (
+            _cell(metric, record[f"{metric.name}{end}"])
+            for end in ("", *(("_min", "_max") if is_video else ()))
+        )
+        cells.append(f"{mean} ({' to '.join(ends)})" if ends else mean)
+    return cells
 
 
 def _cell(metric: Metric, value: float | str) -> str:

@@ -1,7 +1,7 @@
 """`hyimg export`: make a training set of accepted pictures, with licences and a hash to verify."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -11,73 +11,45 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
 from hyimg_cli.spec.units import bytes_text, counted
 
+_choice = partial(o.option, show_default=True)
 FORMATS, SOURCES = ("parquet", "webdataset", "folder"), ("files", "by-hash")
 
 
 def export(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN",
-            help="Folders of runs: the -o of hyimg generate. With --verify, a dataset.",
-        ),
-    ],
-    output: Annotated[
-        Path | None, o.output("--output-dir", "Folder to write the dataset to.")
-    ] = None,
-    form: Annotated[
-        str,
-        typer.Option(
-            "--format", metavar="<name>", help="Dataset format: parquet, webdataset or folder."
-        ),
-    ] = "parquet",
-    rejected: Annotated[
-        bool,
-        typer.Option("--rejected", help="Add preference pairs: accepted and rejected pictures."),
-    ] = False,
-    split: Annotated[
-        str,
-        typer.Option(
-            "--split",
-            metavar="<shares>",
-            help="Split by source picture: 98/2 makes train and test.",
-        ),
-    ] = "100",
-    shards: Annotated[
-        int | None,
-        typer.Option("--shards", min=1, help="Files per split. Default: 64 MB of pictures each."),
-    ] = None,
-    source_licence: Annotated[
-        str | None,
-        typer.Option(
-            "--source-licence",
-            metavar="<name>",
-            help="Licence of source pictures whose lines' metadata names none.",
-        ),
-    ] = None,
-    sources: Annotated[
-        str,
-        typer.Option(
-            "--sources",
-            metavar="<how>",
-            help="Copy source pictures (files), or keep only their digests (by-hash).",
-        ),
-    ] = "files",
-    allow_licence: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-licence",
-            metavar="<name>",
-            help="Accept a licence that is refused, and record it in the card. Repeatable.",
-        ),
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Compute a dataset's hash again, and list what differs."),
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace another dataset.")] = False,
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    folders: list[Path] = typer.Argument(
+        metavar="RUN",
+        help="Folders of runs: the -o of hyimg generate. With --verify, a dataset.",
+    ),
+    output: Path | None = o.output("Folder to write the dataset to."),
+    form: str = _choice(
+        "Dataset format: parquet, webdataset or folder.",
+        "--format",
+        default="parquet",
+        metavar="<name>",
+    ),
+    rejected: bool = o.switch(
+        "Add preference pairs: accepted and rejected pictures.", "--rejected"
+    ),
+    split: str = _choice(
+        "Split by source picture: 98/2 makes train and test.", default="100", metavar="<shares>"
+    ),
+    shards: int | None = o.option("Files per split. Default: 64 MB of pictures each.", min=1),
+    source_licence: str | None = o.option(
+        "Licence of source pictures whose lines' metadata names none.", metavar="<name>"
+    ),
+    sources: str = _choice(
+        "Copy source pictures (files), or keep only their digests (by-hash).",
+        default="files",
+        metavar="<how>",
+    ),
+    allow_licence: list[str] | None = o.option(
+        "Accept a licence that is refused, and record it in the card. Repeatable.",
+        metavar="<name>",
+    ),
+    verify: bool = o.switch("Compute a dataset's hash again, and list what differs.", "--verify"),
+    force: bool = o.switch("Replace another dataset.", "--force"),
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Make a training set of the accepted pictures of runs: Parquet, WebDataset or a folder.
 

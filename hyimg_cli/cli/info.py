@@ -1,8 +1,8 @@
 """`hyimg info`: show the records in finished files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -12,18 +12,12 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.media.recorded import Described, read_described
 
-# What a picture is asked for most often.
-_FIRST = ("prompt", "seed")
-
 
 def info(
-    files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="FILE", help="PNG, JPEG, WebP or MP4 files, or the .json next to an MP4."
-        ),
-    ],
-    as_json: o.AsJson = False,
+    files: list[Path] = typer.Argument(
+        metavar="FILE", help="PNG, JPEG, WebP or MP4 files, or the .json next to an MP4."
+    ),
+    as_json: bool = o.AS_JSON,
 ) -> None:
     """Show how a picture or video was made: prompt, seed, model and versions.
 
@@ -57,8 +51,11 @@ def _lines(described: Described) -> Iterator[str]:
     if described.record is not None:
         record = described.record
         yield f"{file}: made by hyimg {record.version}"
-        first = {name: record.job[name] for name in _FIRST if name in record.job}
-        yield from _values(first | record.job)
+        # What a picture is asked for most often.
+        first = {name: record.job[name] for name in ("prompt", "seed") if name in record.job}
+        for name, value in (first | record.job).items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield f"  {name}: {shown}"
         if record.size and record.size != record.job.get("size"):
             yield f"  made in size: {record.size}"
         if record.cot_text:
@@ -77,9 +74,3 @@ def _lines(described: Described) -> Iterator[str]:
             yield f"  {line}"
     if described.source_type:
         yield f"  digital source type: {described.source_type}"
-
-
-def _values(job: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in job.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-        yield f"  {name}: {shown}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
+from hyimg_cli.cli.completion import MANIFESTS
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import OUTPUTS, RunFolder, outputs_of
@@ -82,19 +83,18 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     try:
         prompts = prompts_of(given["prompt"])
     except UsageError as error:
-        faults += _each(error)
+        faults += getattr(error, "faults", [error])
     try:
         if names:
             _refuse_manifest(names)
             hint = _hint_quotes(given["prompt"][-1:], names)
             found = sources(names, is_recursive=given["recursive"], if_missing=hint)
     except UsageError as error:
-        faults += _each(error)
+        faults += getattr(error, "faults", [error])
     if faults:
         raise ManifestError(faults) if len(faults) > 1 else faults[0]
-    if found and not given["quiet"]:
-        for text in found.notes:
-            render.note(text)
+    for text in found.notes if found else ():
+        render.note_unless(given["quiet"])(text)
     return found, prompts
 
 
@@ -110,10 +110,6 @@ def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
     return f'put the prompt in quotes: {command} "{text}"' if words and is_text else ""
 
 
-def _each(error: UsageError) -> tuple[HyimgError, ...]:
-    return error.faults if isinstance(error, ManifestError) else (error,)
-
-
 def _refuse_pictures(names: Sequence[str]) -> None:
     """Raises UsageError for what is to be edited, where nobody says how."""
     what, hint = "", _WITH_PROMPT
@@ -121,10 +117,8 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         what = "camera RAW files are not supported"
         hint = RAW_HINT.format(names[0], os.path.splitext(names[0])[0])
     elif len(names) > 1:
-        what = (
-            f"{len(names)} names are given, but only one manifest can run, and pictures need a "
-            "prompt"
-        )
+        what = f"{len(names)} names are given, but only one manifest can run, "
+        what += "and pictures need a prompt"
         hint = _hint_quotes((), names) or hint
     elif is_pattern(names[0]):
         what = "this is a pattern for pictures, but no prompt is given"
@@ -140,13 +134,8 @@ def _refuse_pictures(names: Sequence[str]) -> None:
 def _refuse_manifest(names: Sequence[str]) -> None:
     """Raises UsageError for a manifest, whose lines have prompts of their own, beside --prompt."""
     for name in names:
-        if name == "-" or (
-            Path(name).suffix in (".jsonl", ".csv", ".tsv", ".txt") and os.path.isfile(name)
-        ):
-            raise UsageError(
-                "--prompt is for pictures; manifest lines have their own prompts",
-                where=name,
-                hint="remove --prompt, or name pictures instead; --prompt prompts.txt reads "
-                "prompts from a file",
-                code="usage.prompt-and-manifest",
-            )
+        if name == "-" or (Path(name).suffix in MANIFESTS and os.path.isfile(name)):
+            what = "--prompt is for pictures; manifest lines have their own prompts"
+            hint = "remove --prompt, or name pictures instead; --prompt prompts.txt reads prompts "
+            hint += "from a file"
+            raise UsageError(what, where=name, hint=hint, code="usage.prompt-and-manifest")

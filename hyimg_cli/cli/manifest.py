@@ -1,7 +1,6 @@
 """`hyimg manifest`: write pictures and prompts as a manifest."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -12,23 +11,21 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.manifest.edits import json_lines
+from hyimg_cli.spec.units import counted
 
 
 def manifest(
     ctx: typer.Context,
-    inputs: o.Inputs = None,
-    prompt: o.Prompt = None,
-    task: o.Task = None,
-    recursive: o.Recursive = False,
-    output: Annotated[
-        Path | None,
-        o.output(
-            "--output",
-            "File to write; paths in it are relative to its folder. Default: standard output.",
-        ),
-    ] = None,
-    force: Annotated[bool, o.option("--force", "Overwrite an existing file.")] = False,
-    quiet: o.Quiet = False,
+    inputs: list[str] | None = o.INPUTS,
+    prompt: list[str] | None = o.PROMPT,
+    task: str | None = o.TASK,
+    recursive: bool = o.RECURSIVE,
+    output: Path | None = o.output(
+        "File to write; paths in it are relative to its folder. Default: standard output.",
+        "--output",
+    ),
+    force: bool = o.switch("Overwrite an existing file.", "--force"),
+    quiet: bool = o.QUIET,
 ) -> None:
     """Write a manifest from pictures and prompts, to edit and run.
 
@@ -50,6 +47,5 @@ def manifest(
     data = json_lines(found, prompts, output.parent, task)
     with disk_errors(output.parent):
         replace_file(output, data)
-    if not quiet:
-        count = data.count(b"\n")
-        render.note(f"{output}: {count} job{'' if count == 1 else 's'}")
+    jobs = counted(data.count(b"\n"), "job")
+    render.note_unless(quiet)(f"{output}: {jobs}")

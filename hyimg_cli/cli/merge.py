@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,15 +16,16 @@ from hyimg_cli.spec.units import counted
 
 
 def merge(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="OUT", help="Run folders: the -o of hyimg generate.")
-    ],
-    into: Annotated[
-        Path,
-        o.output("--output-dir", "Folder to merge into; its own results are kept.", parser=o.place),
-    ],
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    folders: list[Path] = typer.Argument(
+        metavar="OUT", help="Run folders: the -o of hyimg generate."
+    ),
+    into: Path = o.output(
+        "Folder to merge into; its own results are kept.",
+        default=...,
+        parser=o.place,
+    ),
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Merge run folders into one, and list missing jobs.
 
@@ -44,25 +44,19 @@ def merge(
                 hint=f"name the -o of hyimg generate, which has {RESULTS} and {RESOLVED}",
                 code="usage.no-run",
             )
-    found = merged_from(folders, into)
+    found, place = merged_from(folders, into), shown_place(into)
     if as_json:
-        counts = {"done": found.done, "failed": found.failed, "missing": len(found.missing)}
-        merged = counts | {"damaged": found.damaged}
-        render.json_line({"merged": merged, "output_dir": shown_place(into)})
-    elif not quiet:
-        place = shown_place(into)
-        render.note(
-            f"merged {counted(len(folders), 'folder')} into {place}: {found.done:,} done, "
-            f"{found.failed:,} failed, {len(found.missing):,} missing"
-        )
-        if found.damaged:
-            render.note(
-                f"{counted(len(found.damaged), 'finished job')} whose files are missing or "
-                "changed: "
-                f"{', '.join(found.damaged[:3])}{', …' if len(found.damaged) > 3 else ''}"
-            )
-        if found.missing:
-            again = ["hyimg", "generate", shown_place(into / MISSING), "-o", place]
-            again += ["--retry-failed"] if found.failed else []
-            render.note(f"to run the missing jobs: {shlex.join(again)}")
+        merged = found._asdict() | {"missing": len(found.missing)}
+        render.json_line({"merged": merged, "output_dir": place})
+    tell = render.note_unless(quiet or as_json)
+    counts = f"{found.done:,} done, {found.failed:,} failed, {len(found.missing):,} missing"
+    tell(f"merged {counted(len(folders), 'folder')} into {place}: {counts}")
+    if found.damaged:
+        what = f"{counted(len(found.damaged), 'finished job')} whose files are missing or changed"
+        more = ", …" if len(found.damaged) > 3 else ""
+        tell(f"{what}: {', '.join(found.damaged[:3])}{more}")
+    if found.missing:
+        again = ["hyimg", "generate", shown_place(into / MISSING), "-o", place]
+        again += ["--retry-failed"] if found.failed else []
+        tell(f"to run the missing jobs: {shlex.join(again)}")
     raise typer.Exit(1 if found.missing else 0)

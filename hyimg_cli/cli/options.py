@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -19,7 +19,6 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, ids, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
-from hyimg_cli.cli.render import PROGRESS
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
@@ -32,18 +31,24 @@ from hyimg_cli.spec.options import CHECKPOINT, MODEL, RUN
 
 
 def option(
-    name: str, help: str, *others: str, panel: str = RUN, is_basic: bool = False, **more: Any
+    help: str,
+    *names: str,
+    default: Any = None,
+    panel: str = RUN,
+    is_basic: bool = False,
+    **more: Any,
 ) -> Any:
-    """An option in its panel of the help, without a default that would have to be shown.
+    """An option, as the default of its parameter, whose name is its flag unless `names` are given.
 
-    `others`: its other names. `is_basic`: on the first screen of a run's help.
+    `panel`: where the help lists it, there without its default. `is_basic`: on the first screen of
+    a run's help.
     """
-    more |= {"rich_help_panel": panel, "hidden": not is_basic}
-    return typer.Option(*others, name, help=help, show_default=False, **more)
+    shown: dict[str, Any] = {"rich_help_panel": panel, "hidden": not is_basic}
+    return typer.Option(default, *names, help=help, **{"show_default": False} | shown | more)
 
 
-_selection_option = partial(option, panel="Selection")
-style_option = partial(option, panel="Style")
+switch = partial(option, default=False)
+number = partial(option, metavar="<int>")
 
 
 def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -62,15 +67,12 @@ def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
 folder = _parser(FOLDER, Path)
 # A run's results may lie at an address.
 place = _parser(RUN_FOLDER, partial(joined, Path()))
-task_named = _parser(plain(AnyTask), str)
 
 
-def output(
-    name: str, help: str, *, parser: Callable[[str], Any] = folder, is_basic: bool = False
-) -> Any:
+def output(help: str, name: str = "--output-dir", **more: Any) -> Any:
     """The `-o` of a command that is not a run's: a folder or a file to write."""
-    path: dict[str, Any] = {"parser": parser, "metavar": "<path>"}
-    return option(name, help, "-o", is_basic=is_basic, **path)
+    path: dict[str, Any] = {"parser": folder, "metavar": "<path>"}
+    return option(help, "-o", name, **path | more)
 
 
 def settings_for(command: str) -> tuple[str, ...]:
@@ -88,8 +90,10 @@ def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Calla
         own = inspect.signature(command).parameters
 
         @wraps(command)
-        def called(**given: Any) -> None:
-            command(**{name: value for name, value in given.items() if name in own})
+        def called(ctx: typer.Context, **given: Any) -> None:
+            # Before 0.29 typer leaves paths as words in a context.
+            ctx.params |= given
+            command(ctx, **{name: value for name, value in given.items() if name in own})
 
         parameters = [*own.values(), *(_parameter(SETTINGS[name], panel) for name in names)]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -106,11 +110,9 @@ def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
     default = "default: on" if row.default is True else default
     facts = "; ".join(filter(None, (row.kind.allowed, default)))
     help = f"{row.help}  [{facts}]" if facts else row.help
-    *others, name = row.spelled
     flag = option(
-        name,
         help,
-        *others,
+        *row.spelled,
         panel=panel if panel and row.panel in (RUN, MODEL) else row.panel,
         is_basic=row.is_basic,
         metavar=metavar,
@@ -119,80 +121,57 @@ def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     # Of names one flag may have several, and there may be several flags.
     of: Any = bool if is_truth else list[str] if row.kind is NAMES else str
-    return inspect.Parameter(row.name, kind, default=None, annotation=Annotated[of | None, flag])
+    return inspect.Parameter(row.name, kind, default=flag, annotation=of | None)
 
 
-Inputs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="INPUT",
-        autocompletion=manifests,
-        help="Manifest (.jsonl, .csv, .tsv, .txt, - for standard input, quickstart, "
-        "quickstart-video). With --prompt: folder, files or quoted pattern.",
-    ),
-]
-Prompt = Annotated[
-    list[str] | None,
-    option(
-        "--prompt",
-        "Apply this prompt, or each prompt in a .txt file.",
-        is_basic=True,
-        metavar="<text>",
-    ),
-]
-Task = Annotated[
-    str | None,
-    option(
-        "--task",
-        "Task for --prompt; i2v starts a video from each picture.",
-        parser=task_named,
-        metavar="<task>",
-    ),
-]
-Recursive = Annotated[bool, option("--recursive", "Include pictures in subfolders.", is_basic=True)]
-Recipe = Annotated[
-    Path | None, option("--recipe", "Read settings from a TOML file.", is_basic=True)
-]
-Force = Annotated[
-    bool,
-    option("--force", "Overwrite results made with different settings.", is_basic=True),
-]
-Select = Annotated[
-    str | None,
-    _selection_option(
-        "--select", "Select ids that match this pattern.", is_basic=True, autocompletion=ids
-    ),
-]
-Limit = Annotated[
-    int | None,
-    _selection_option("--limit", "Select the first N jobs.", is_basic=True, min=1, metavar="<int>"),
-]
-Shard = Annotated[
-    str | None,
-    _selection_option(
-        "--shard",
-        "Select part I of N, with jobs that share work in one part; auto takes I and N from "
-        "the job scheduler.",
-        metavar="<I/N>",
-    ),
-]
-AsJson = Annotated[bool, style_option("--json", "Print results as JSON lines on standard output.")]
-Quiet = Annotated[bool, style_option("--quiet", "Print only errors and failed jobs.", "-q")]
-Verbose = Annotated[
-    int, style_option("--verbose", "Print more details; -vv prints everything.", "-v", count=True)
-]
-Progress = Annotated[
-    str,
-    style_option(
-        "--progress",
-        "Progress display: auto (default), rich, plain or none.",
-        autocompletion=among(PROGRESS),
-    ),
-]
-HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."),
-]
+INPUTS = typer.Argument(
+    None,
+    metavar="INPUT",
+    autocompletion=manifests,
+    help="Manifest (.jsonl, .csv, .tsv, .txt, - for standard input, quickstart, quickstart-video). "
+    "With --prompt: folder, files or quoted pattern.",
+)
+PROMPT = option(
+    "Apply this prompt, or each prompt in a .txt file.", is_basic=True, metavar="<text>"
+)
+TASK = option(
+    "Task for --prompt; i2v starts a video from each picture.",
+    parser=_parser(plain(AnyTask), str),
+    metavar="<task>",
+)
+RECURSIVE = switch("Include pictures in subfolders.", "--recursive", is_basic=True)
+RECIPE = option("Read settings from a TOML file.", is_basic=True)
+NO_CONFIG = switch("Ignore hyimg.toml in the working folder.", "--no-config")
+FORCE = switch("Overwrite results made with different settings.", "--force", is_basic=True)
+SELECT = option(
+    "Select ids that match this pattern.", panel="Selection", is_basic=True, autocompletion=ids
+)
+LIMIT = number("Select the first N jobs.", panel="Selection", is_basic=True, min=1)
+SHARD = option(
+    "Select part I of N, with jobs that share work in one part; auto takes I and N from the job "
+    "scheduler.",
+    panel="Selection",
+    metavar="<I/N>",
+)
+AS_JSON = switch("Print results as JSON lines on standard output.", "--json", panel="Style")
+QUIET = switch("Print only errors and failed jobs.", "-q", "--quiet", panel="Style")
+VERBOSE = option(
+    "Print more details; -vv prints everything.",
+    "-v",
+    "--verbose",
+    default=0,
+    panel="Style",
+    count=True,
+)
+PROGRESS = option(
+    "Progress display: auto (default), rich, plain or none.",
+    default="auto",
+    panel="Style",
+    autocompletion=among(render.PROGRESS),
+)
+HELP_ALL = typer.Option(
+    False, "--help-all", is_eager=True, callback=show_all, help="Show every flag and exit."
+)
 
 
 def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]:
@@ -204,41 +183,32 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
     @takes(*(row.name for row in SETTINGS.values() if row.panel))
     def called(
         ctx: typer.Context,
-        inputs: Inputs = None,
-        prompt: Prompt = None,
-        task: Task = None,
-        recursive: Recursive = False,
-        recipe: Recipe = None,
-        no_config: Annotated[
-            bool, option("--no-config", "Ignore hyimg.toml in the working folder.")
-        ] = False,
-        resume: Annotated[
-            bool, option("--resume/--no-resume", "Skip jobs that are already done (default).")
-        ] = True,
-        retry_failed: Annotated[
-            bool, option("--retry-failed", "Run failed jobs again.", is_basic=True)
-        ] = False,
-        force: Force = False,
-        dry_run: Annotated[
-            bool, option("--dry-run", "Show the plan, as hyimg plan does, and exit.")
-        ] = False,
-        select: Select = None,
-        limit: Limit = None,
-        shard: Shard = None,
-        assume_think: Annotated[
-            int,
-            style_option(
-                "--assume-think",
-                "Assume texts of this many tokens in a plan (default 256).",
-                min=0,
-                metavar="<int>",
-            ),
-        ] = 256,
-        progress: Progress = "auto",
-        as_json: AsJson = False,
-        quiet: Quiet = False,
-        verbose: Verbose = 0,
-        help_all: HelpAll = False,
+        inputs: list[str] | None = INPUTS,
+        prompt: list[str] | None = PROMPT,
+        task: str | None = TASK,
+        recursive: bool = RECURSIVE,
+        recipe: Path | None = RECIPE,
+        no_config: bool = NO_CONFIG,
+        resume: bool = option(
+            "Skip jobs that are already done (default).", "--resume/--no-resume", default=True
+        ),
+        retry_failed: bool = switch("Run failed jobs again.", "--retry-failed", is_basic=True),
+        force: bool = FORCE,
+        dry_run: bool = switch("Show the plan, as hyimg plan does, and exit.", "--dry-run"),
+        select: str | None = SELECT,
+        limit: int | None = LIMIT,
+        shard: str | None = SHARD,
+        assume_think: int = number(
+            "Assume texts of this many tokens in a plan (default 256).",
+            default=256,
+            panel="Style",
+            min=0,
+        ),
+        progress: str = PROGRESS,
+        as_json: bool = AS_JSON,
+        quiet: bool = QUIET,
+        verbose: int = VERBOSE,
+        help_all: bool = HELP_ALL,
     ) -> None:
         command(ctx)
 
@@ -280,9 +250,8 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
     ):
         return {}
     found = read_recipe(FOLDERS_OWN, is_named=False)
-    if not given["quiet"]:
-        names = ", ".join(found) or "nothing"
-        render.note(f"{FOLDERS_OWN} in this folder sets {names}; --no-config ignores it")
+    told = f"{FOLDERS_OWN} in this folder sets {', '.join(found) or 'nothing'}"
+    render.note_unless(given["quiet"])(f"{told}; --no-config ignores it")
     return found
 
 

@@ -11,9 +11,9 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 def read(name: str) -> Manifest:
     """The manifest that a command line names: a file, `-` for stdin, or a packaged one."""
     path = Path(name)
-    is_file = os.path.exists(path) and not os.path.isdir(path)
     if name == "-":
         return read_manifest("-")
+    is_file = os.path.exists(path) and not os.path.isdir(path)
     if is_file or path.suffix or path.name != name:
         return read_manifest(path)
     packaged = recipes_folder() / f"{name}.jsonl"

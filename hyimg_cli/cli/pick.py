@@ -1,16 +1,15 @@
 """`hyimg pick`: pick the best of each line's candidates by the scores of a run."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts, refresh_pages, show_best_of, show_picks
+from hyimg_cli.cli.picks import RUN_OR_TEXTS, refresh_pages, show_best_of, show_picks
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
@@ -25,13 +24,9 @@ from hyimg_cli.journal.picks import (
 )
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.settings.config import Setting
-from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.options import CANDIDATES as CANDIDATES_PANEL
-
-if TYPE_CHECKING:
-    from hyimg_cli.scoring.candidates import Groups
 
 # The rule, and how more candidates are drawn where --rounds asks for them: lines say the rest.
 _SETTINGS = tuple(
@@ -45,32 +40,20 @@ _SETTINGS = tuple(
 @o.takes(*_SETTINGS, panel="Drawing more candidates (--rounds)")
 def pick(
     ctx: typer.Context,
-    run: RunOrTexts,
-    recipe: o.Recipe = None,
-    choose: Annotated[
-        list[str] | None,
-        o.option(
-            "--choose",
-            "Choose a candidate yourself: LINE=CANDIDATE, LINE=none, or LINE=rule to undo.",
-            is_basic=True,
-            metavar="<id=id>",
-        ),
-    ] = None,
-    choices: Annotated[
-        Path | None,
-        o.option(
-            "--choices",
-            "Read choices from a file that the page saved.",
-            parser=o.folder,
-            metavar="<path>",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, o.output("--output", "Write the picked lines as a manifest.")
-    ] = None,
-    progress: o.Progress = "auto",
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
+    run: Path = RUN_OR_TEXTS,
+    recipe: Path | None = o.RECIPE,
+    choose: list[str] | None = o.option(
+        "Choose a candidate yourself: LINE=CANDIDATE, LINE=none, or LINE=rule to undo.",
+        is_basic=True,
+        metavar="<id=id>",
+    ),
+    choices: Path | None = o.option(
+        "Read choices from a file that the page saved.", parser=o.folder, metavar="<path>"
+    ),
+    output: Path | None = o.output("Write the picked lines as a manifest.", "--output"),
+    progress: str = o.PROGRESS,
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Pick the best of each line's candidates by their scores, with a reason for each rejected one.
 
@@ -94,7 +77,17 @@ def pick(
                     raise UsageError(what, where="--choose", code="usage.choice")
         append_choices(run, given)
     if config.candidates.rounds > 1:
-        raise typer.Exit(_draw_more(ctx, config, pool, finals is not None))
+        if not (run / CANDIDATES).is_file():
+            what = "the run does not record how its candidates were drawn"
+            hint = "add --rounds to the hyimg generate command that drew them"
+            raise UsageError(what, where=run, hint=hint, code="usage.rounds")
+        # As the command that drew the first; each line is one candidate already.
+        counts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
+        steps = max(filter(None, counts), default=None) if finals is not None else None
+        config = replace(config, candidates=replace(config.candidates, draft_steps=steps))
+        settings |= {"n": Setting("n", 1, "default")}
+        request = RunRequest(read_manifest(run / CANDIDATES), config, settings)
+        raise typer.Exit(show_best_of(request, style, again=render.command_line(ctx)))
     if config.candidates.score:
         hint = "run hyimg score RUN --score … first, or add --rounds"
         raise UsageError("without --rounds, hyimg pick does not score", where="--score", hint=hint)
@@ -108,23 +101,6 @@ def pick(
         lines = [one.line for one in all_in(pool) if one.custom_id in names]
         replace_file(output, b"".join(map(json_line, lines)))
     raise typer.Exit(show_picks(picks, style))
-
-
-def _draw_more(ctx: typer.Context, config: RunConfig, pool: "Groups", are_drafts: bool) -> int:
-    """Draw further rounds of a run's candidates, as the command that drew the first would."""
-    run = config.output.folder
-    if not (run / CANDIDATES).is_file():
-        what = "the run does not record how its candidates were drawn"
-        hint = "add --rounds to the hyimg generate command that drew them"
-        raise UsageError(what, where=run, hint=hint, code="usage.rounds")
-    drafts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
-    steps = max(filter(None, drafts), default=None) if are_drafts else None
-    config = replace(config, candidates=replace(config.candidates, draft_steps=steps))
-    # Each line is one candidate already.
-    settings = o.settings_of(ctx.params) | {"n": Setting("n", 1, "default")}
-    request = RunRequest(read_manifest(run / CANDIDATES), config, settings)
-    again = shlex.join(["hyimg", *(ctx.obj or ())])
-    return show_best_of(request, render.style_of(ctx.params), again=again)
 
 
 def _chosen(texts: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from statistics import fmean
+from typing import Any
 
 import typer
 
@@ -16,14 +17,11 @@ from hyimg_cli.journal.picks import DRAFTS, kind_of
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted
 
-RunOrTexts = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        parser=o.folder,
-        help="Output folder of hyimg generate, or a file that hyimg think wrote.",
-    ),
-]
+RUN_OR_TEXTS = typer.Argument(
+    metavar="RUN",
+    parser=o.folder,
+    help="Output folder of hyimg generate, or a file that hyimg think wrote.",
+)
 _MOST_SHOWN = 20
 
 
@@ -31,25 +29,30 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
     """Report the picks and the reasons for rejections. Return the exit code: 1 if a line has no
     accepted candidate.
     """
+    tell = render.note_unless(style.is_quiet)
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
-    for one in [] if style.is_quiet else picks[:_MOST_SHOWN]:
+    for one in picks[:_MOST_SHOWN]:
         picked, missing = ", ".join(one["picked"]) or "none", one["missing"]
         by = " by a person" if one["chosen_by"] == "person" else ""
         waits = f"; not drawn in full yet: {', '.join(missing)}" if missing else ""
-        render.note(f"{one['candidate_of']}: {picked} picked{by}{waits}{_values(one)}")
-    if len(picks) > _MOST_SHOWN and not style.is_quiet:
-        render.note(f"{len(picks) - _MOST_SHOWN} more in picks.jsonl")
+        tell(f"{one['candidate_of']}: {picked} picked{by}{waits}{_values(one)}")
+    if len(picks) > _MOST_SHOWN:
+        tell(f"{len(picks) - _MOST_SHOWN} more in picks.jsonl")
     reasons = Counter(kind_of(entry["reasons"][0]) for one in picks for entry in one["rejected"])
     rejected = ", ".join(
         f"{printable(reason)}: {count}" for reason, count in reasons.most_common(5)
     )
     said = f"{counted(len(picks), 'line')}, {len(picks) - len(poor)} with an accepted candidate"
-    if not style.is_quiet:
-        render.note(f"{said}; rejected: {rejected or 'none'}")
-        for name, means in _audits(picks).items():
-            render.note(f"audit by {name}, which never chooses: {means}")
-    if any(one["missing"] for one in picks) and not style.is_quiet:
-        render.note("run the hyimg generate command of this run again to draw them in full")
+    tell(f"{said}; rejected: {rejected or 'none'}")
+    # Of the scorer that never chooses.
+    for name in dict.fromkeys(name for one in picks for name in one["audit"]):
+        audits = [one["audit"][name] for one in picks if name in one["audit"]]
+        if known := [means for means in audits if None not in means.values()]:
+            mine, every = (fmean(means[of] for means in known) for of in ("picked", "all"))
+            means = f"{mine:.4g} on average for the picked, {every:.4g} for all"
+            tell(f"audit by {name}, which never chooses: {means}")
+    if any(one["missing"] for one in picks):
+        tell("run the hyimg generate command of this run again to draw them in full")
     for one in picks if style.as_json else ():
         render.json_line(one)
     return 1 if poor else 0
@@ -85,17 +88,3 @@ def _values(line: Mapping[str, Any]) -> str:
     values = (first or {}).get("final_values") or (first or {}).get("values") or {}
     found = ", ".join(f"{name} {value:g}" for name, value in values.items() if "." not in name)
     return f" ({found})" if found else ""
-
-
-def _audits(picks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Means over lines of the scorer that never chooses."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for one in picks:
-        for name, means in one["audit"].items():
-            if None not in means.values():
-                found.setdefault(name, []).append((means["picked"], means["all"]))
-    return {
-        name: f"{sum(a for a, _ in pairs) / len(pairs):.4g} on average for the picked, "
-        f"{sum(b for _, b in pairs) / len(pairs):.4g} for all"
-        for name, pairs in found.items()
-    }

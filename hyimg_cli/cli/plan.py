@@ -61,15 +61,13 @@ def show_plan(given: Mapping[str, Any]) -> int:
         said = f"the plan is of the drafts; then {picked} of each line will be drawn in full"
         render.remarks([said], style)
     every, invalid = runner.accept(request.manifest, request.settings)
-    every = tuple(request.change(every))
+    every, cards = tuple(request.change(every)), runner.cards(config.model.revision)
     if not invalid:  # a faulty line may be of the other kind
-        cards = runner.cards(config.model.revision)
         render.remarks(without_effect(request.settings, every, cards), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = resume(run_folder(config.output.folder), jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
-    cards = runner.cards(config.model.revision)
     order = replace(make_plan(to_run, cards), begun=rest.begun)
     costs = forecast(order, config, assumed_think=given["assume_think"])
     networks = _networks(order, config)
@@ -84,23 +82,18 @@ def show_plan(given: Mapping[str, Any]) -> int:
     eta = Eta(order, config, rates.read(order))
     render.remarks(rates.take_notes(), style)
     if given["as_json"]:
-        time = None
-        if not eta.unknown:
-            stages = eta.stages_s
-            time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
-        facts = _as_json(order, costs)
+        stages = eta.stages_s
+        time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
         held = {model: asdict(one) | {"total": one.total} for model, one in memory.items()}
         # Where layers are split, by rank as well.
         by_rank = {model: ranks for model, one in held.items() if (ranks := one.pop("ranks"))}
         weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
-        facts |= {"weight_bytes": weights | components, "memory": held}
+        facts = _as_json(order, costs) | {"weight_bytes": weights | components, "memory": held}
         facts |= {"memory_by_rank": by_rank} if by_rank else {}
-        facts |= {"replicas": replicas, "time": time, "too_large": too_large}
-        if config.model.cpu_offload != "none":
-            facts |= {"on_gpu_bytes": on_gpu}
-        if shard:
-            numbers = {name: getattr(shard, name) for name in ("index", "count", "part", "largest")}
-            facts |= {"shard": numbers | {"jobs": len(shard.jobs), "of_jobs": shard.of_jobs}}
+        facts |= {"replicas": replicas, "time": None if eta.unknown else time}
+        facts |= {"too_large": too_large}
+        facts |= {"on_gpu_bytes": on_gpu} if config.model.cpu_offload != "none" else {}
+        facts |= {"shard": vars(shard) | {"jobs": len(shard.jobs)}} if shard else {}
         facts |= {"skipped": rest.done}
         facts |= {"untried": [job.custom_id for job in rest.to_run if found.error_of(job)]}
         facts |= {"finished_again": [job.custom_id for job in rest.to_finish]}
@@ -146,8 +139,8 @@ def _networks(order: Plan, config: RunConfig) -> dict[str, Networks]:
     choice, found = config.model, dict[str, Networks]()
     for group in order.groups:
         if isinstance(group, VideoGroup):
-            of = group.model, choice.revision, choice.components
-            found[group.model] = registry.video_card(*of)
+            card = registry.video_card(group.model, choice.revision, choice.components)
+            found[group.model] = card
         elif own := registry.model_card(group.model, choice.revision).networks:
             found[group.model] = own
     return found
@@ -203,9 +196,8 @@ def _limit_lines(
         yield f"  {replicas} replicas, {place}: each needs this memory"
         yield "  token counts are for one process; each replica computes shared parts once"
     if config.model.cpu_offload != "none":
-        what = "one network"
-        if config.model.cpu_offload == "group":
-            what += ", or one block of one,"
+        is_by_block = config.model.cpu_offload == "group"
+        what = "one network" + ", or one block of one," * is_by_block
         for model, sizes in components.items():
             most, every = bytes_text(on_gpu[model]), bytes_text(sum(sizes.values()))
             yield (
@@ -323,11 +315,10 @@ def _steps_text(cost: Cost | VideoForecast) -> str:
 
 def _floor_text(flops: int) -> str:
     """Floating-point operations, and the time that no run can go below on a fast GPU."""
+    units = (("PFLOP", 1e15), ("TFLOP", 1e12))
+    unit, size = next((one for one in units if flops >= one[1]), ("GFLOP", 1e9))
     least = time_text(flops / _H100_FLOPS)
-    units = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9))
-    unit, size = next((one for one in units if flops >= one[1]), units[-1])
-    count = f"{flops / size:,.1f} {unit}"
-    return f"{count}; at least {least} on one H100 or H200"
+    return f"{flops / size:,.1f} {unit}; at least {least} on one H100 or H200"
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:
@@ -336,9 +327,8 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
     areas = " + ".join(f"{share.area:,}" for share in decode.shares)
     ranks = counted(len(decode.shares), "rank")
     limit = f"speed-up limit {decode.speed_up_limit:.2f}"
-    arriving = (
-        f", rank 0 receives {bytes_text(decode.received_bytes)}" if decode.received_bytes else ""
-    )
+    received = decode.received_bytes
+    arriving = f", rank 0 receives {bytes_text(received)}" if received else ""
     yield f"  decode on {ranks}: {areas} latent cells per frame{arriving}; {limit}"
     branches, busy = counted(video.branches, "branch"), counted(video.branch_ranks, "rank")
     yield f"  guidance: {branches} on {busy}"

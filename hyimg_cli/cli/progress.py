@@ -5,13 +5,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli.render import Style, json_line, note, remarks
-from hyimg_cli.cli.sentences import describe_outcome, summary
+from hyimg_cli.cli.sentences import summary
 from hyimg_cli.cli.views import View, view_of
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
 from hyimg_cli.errors import Interrupted, StorageError
@@ -31,7 +31,7 @@ class Report:
     place: str
     again: str
     retry: str
-    view: View | None = None
+    view: View = field(default_factory=View)
     has_begun: bool = False
 
     def show(self, event: ManifestEvent) -> None:
@@ -39,23 +39,19 @@ class Report:
             case Remark():
                 show_remark(event, self.style)
             case RunPlanned():
-                self.view = view_of(self.style, event)
+                self.view, self.has_begun = view_of(self.style, event), False
                 self.view.__enter__()
             case RunEnded():
                 self._end(event)
             case _:
-                if self.view is not None:
-                    self.has_begun |= isinstance(event, JobStarted | JobEnded)
-                    self.view.show(event)
-                elif isinstance(event, JobEnded):  # it was never started
-                    note(describe_outcome(event.outcome))
+                self.has_begun |= isinstance(event, JobStarted | JobEnded)
+                self.view.show(event)
                 if self.style.as_json and isinstance(event, JobEnded):
                     json_line(outcome_to_json(event.outcome))
 
     def _end(self, end: RunEnded) -> None:
         """Sum up; a run that an error ended before its first job has nothing to sum up."""
-        if self.view is not None:
-            self.view.__exit__()
+        self.view.__exit__()
         is_stopped = isinstance(end.error, Interrupted | KeyboardInterrupt)
         if end.error is not None and not is_stopped and not self.has_begun:
             return
@@ -82,7 +78,7 @@ def show_remark(remark: Remark, style: Style) -> None:
 
 
 @contextmanager
-def stoppable(request_stop: Callable[[int], bool]) -> Iterator[None]:
+def stoppable(request_stop: Callable[[int], bool] = lambda _: False) -> Iterator[None]:
     """SIGINT and SIGTERM in a block: the first stops after the current denoise step, or the edit
     that is being finished again; the second at once. Where `request_stop` has nothing to stop in
     order, Interrupted leaves the block. The former handlers come back at the end.

@@ -5,15 +5,16 @@ the progress of a run.
 import json
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
-from hyimg_cli.errors import HyimgError, ManifestError, StorageError, UsageError
+from hyimg_cli.errors import HyimgError, StorageError, UsageError
 from hyimg_cli.spec.printed import printable
 
 PROGRESS = ("auto", "rich", "plain", "none")
@@ -51,11 +52,21 @@ def note(text: str, *, before: str = "") -> None:
         print(f"{before}{printable(text)}\n", end="", file=sys.stderr, flush=True)
 
 
+def note_unless(is_quiet: bool) -> Callable[[str], object]:
+    """Return `note`, or what prints nothing where only errors are wanted."""
+    return str if is_quiet else note
+
+
 def remarks(texts: Iterable[str], style: "Style") -> None:
     """Say what the reader should know, unless only errors are wanted."""
     for text in texts:
         if not style.is_quiet:
             note(f"note: {text}")
+
+
+def command_line(ctx: typer.Context, *, without: Collection[str] = ()) -> str:
+    """The command that is running, as typed, to run it again."""
+    return shlex.join(["hyimg", *(word for word in ctx.obj if word not in without)])
 
 
 def json_line(value: Mapping[str, Any]) -> None:
@@ -65,34 +76,29 @@ def json_line(value: Mapping[str, Any]) -> None:
 
 def error(fault: HyimgError) -> None:
     """An error as `error[code]: what / --> where / hint: …`; of several faults, each."""
-    if isinstance(fault, ManifestError):
-        errors(fault.faults)
-    _error(fault, (fault.where,))
+    errors((*getattr(fault, "faults", ()), fault))
 
 
 def errors(faults: Iterable[HyimgError]) -> None:
     """Each fault, in order; one that many lines have is told once, with the first of its places."""
-    places: dict[tuple[str, str, str], list[HyimgError]] = {}
+    same_faults: dict[tuple[str, str, str], list[HyimgError]] = {}
     for fault in faults:
-        places.setdefault((fault.code, fault.what, fault.hint), []).append(fault)
-    for same in places.values():
-        _error(same[0], [one.where for one in same])
-
-
-def _error(fault: HyimgError, places: Sequence[str]) -> None:
-    head = f"error[{fault.code}]"
+        same_faults.setdefault((fault.code, fault.what, fault.hint), []).append(fault)
     # As elsewhere: no colour for a reader that is no terminal, or who wants none.
-    if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
-        head = typer.style(head, fg="red", bold=True)
-    note(f": {shorten(fault.what)}", before=head)
-    for place in filter(None, places[:PLACES]):
-        note(f"  --> {shorten(place)}")
-    if len(places) > PLACES:
-        # Pairs of eval are no jobs.
-        by = "" if fault.code == "eval.pair" else "; hyimg check --json names every one"
-        note(f"  --> and {len(places) - PLACES} more{by}")
-    if fault.hint:
-        note(f"  hint: {shorten(fault.hint)}")
+    has_colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    for (code, what, hint), same in same_faults.items():
+        head = f"error[{code}]"
+        head = typer.style(head, fg="red", bold=True) if has_colour else head
+        note(f": {shorten(what)}", before=head)
+        for one in same[:PLACES]:
+            if one.where:
+                note(f"  --> {shorten(one.where)}")
+        if len(same) > PLACES:
+            # Pairs of eval are no jobs.
+            by = "" if code == "eval.pair" else "; hyimg check --json names every one"
+            note(f"  --> and {len(same) - PLACES} more{by}")
+        if hint:
+            note(f"  hint: {shorten(hint)}")
 
 
 def shorten(text: str) -> str:
@@ -102,10 +108,10 @@ def shorten(text: str) -> str:
 
 def internal_error(trace: str) -> None:
     """A mistake of ours: the traceback, and what to do with it."""
-    for text in trace.rstrip().split("\n"):
+    what = "error[internal]: this is a bug in hyimg"
+    hint = "  hint: report it with the lines above; finished results are kept"
+    for text in (*trace.rstrip().split("\n"), what, hint):
         note(text)
-    note("error[internal]: this is a bug in hyimg")
-    note("  hint: report it with the lines above; finished results are kept")
 
 
 def log_to_stderr(verbosity: int) -> None:

@@ -2,29 +2,26 @@
 
 import math
 import os
-import shlex
-import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.progress import show_run
+from hyimg_cli.cli.progress import show_run, stoppable
 from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.engine.runner import RunRequest
-from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.resume import ResumePolicy
-from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
+from hyimg_cli.measure.replay.restored import Wishes, restore_job
 from hyimg_cli.measure.replay.run_folder import refuse_folder
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
 from hyimg_cli.media.recorded import read_described
-from hyimg_cli.settings.config import Setting, settle
+from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.options import MODEL
 
@@ -38,34 +35,24 @@ AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 @o.takes(*_SETTINGS)
 def replay(
     ctx: typer.Context,
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="Picture or MP4 that hyimg wrote, or a video's .json."),
-    ],
-    output_dir: Annotated[
-        Path | None, o.output("--output-dir", "Output folder. Default: runs/replay-<id>.")
-    ] = None,
-    images_from: Annotated[
-        Path | None,
-        _replay_option(
-            "--images-from",
-            "Folder with the source images. Default: FILE's folder, then where its run found them.",
-        ),
-    ] = None,
-    allow_changed: Annotated[
-        bool,
-        _replay_option("--allow-changed", "Run even if the model or a source image has changed."),
-    ] = False,
-    expect_equal: Annotated[
-        bool, _replay_option("--expect-equal", "Exit with code 1 if the pixels are not equal.")
-    ] = False,
-    model: Annotated[
-        str | None, o.option("--model", "Folder or hub id of the recorded model.", panel=MODEL)
-    ] = None,
-    progress: o.Progress = "auto",
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
+    file: Path = typer.Argument(
+        metavar="FILE", help="Picture or MP4 that hyimg wrote, or a video's .json."
+    ),
+    output_dir: Path | None = o.output("Output folder. Default: runs/replay-<id>."),
+    images_from: Path | None = _replay_option(
+        "Folder with the source images. Default: FILE's folder, then where its run found them."
+    ),
+    allow_changed: bool = _replay_option(
+        "Run even if the model or a source image has changed.", "--allow-changed", default=False
+    ),
+    expect_equal: bool = _replay_option(
+        "Exit with code 1 if the pixels are not equal.", "--expect-equal", default=False
+    ),
+    model: str | None = o.option("Folder or hub id of the recorded model.", panel=MODEL),
+    progress: str = o.PROGRESS,
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
+    verbose: int = o.VERBOSE,
 ) -> None:
     """Run the job of a finished file again, and compare the pixels.
 
@@ -75,17 +62,12 @@ def replay(
     model or a source image has changed; 3: this machine cannot run it.
     """
     render.log_to_stderr(verbose)
-    # Before 0.29 typer leaves paths as words in a context.
-    given = ctx.params | {"file": file, "images_from": images_from}
-    # NOTE: readers of pictures catch every Exception, so a signal outside the run itself stays a
-    # KeyboardInterrupt until it is out of them.
-    try:
-        raise typer.Exit(_run(given, ctx.obj or ()))
-    except KeyboardInterrupt:
-        raise Interrupted(signal.SIGINT) from None
+    with stoppable():
+        raise typer.Exit(_run(ctx.params, render.command_line(ctx)))
 
 
-def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
+def _run(given: Mapping[str, Any], again: str) -> int:
+    """Run the job, show what is equal, and return the exit code."""
     style = render.style_of(given)
     described = read_described(given["file"])
     wishes = Wishes(
@@ -100,7 +82,12 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     folder = given["output_dir"] or Path("runs") / f"replay-{source.custom_id.replace('/', '-')}"
     refuse_folder(folder, described.path, source.custom_id)
     render.remarks(source.notes, style)
-    settings, again = _settings(given, source), shlex.join(["hyimg", *arguments])
+    # The recorded settings, overridden by those of the user; the job names the model.
+    o.refuse_misspelt(os.environ)
+    of_jobs = {row.variable for row in SETTINGS.values() if row.in_line}
+    environ = {name: value for name, value in os.environ.items() if name not in of_jobs}
+    flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
+    settings = settle(source.settings | flags | ALWAYS, environ, {})
     config = o.run_config(settings, folder)
     request = RunRequest(source.manifest, config, settings, policy=AGAIN)
     code = show_run(ManifestRun(request), style, again=again, retry=again)
@@ -118,24 +105,12 @@ def _run(given: Mapping[str, Any], arguments: Sequence[str]) -> int:
     return 1 if given["expect_equal"] and not found.equal else 0
 
 
-def _settings(given: Mapping[str, Any], source: Restored) -> dict[str, Setting]:
-    """Return the recorded settings, overridden by those of the user; the job names the model."""
-    o.refuse_misspelt(os.environ)
-    of_jobs = {row.variable for row in SETTINGS.values() if row.in_line}
-    environ = {name: value for name, value in os.environ.items() if name not in of_jobs}
-    flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
-    return settle(source.settings | flags | ALWAYS, environ, {})
-
-
 def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style) -> None:
-    of = shown_place(original)
+    of, tell = shown_place(original), render.note_unless(style.is_quiet)
     if style.as_json:
-        facts = {"file": of, "made": str(made), **found.to_json()}
-        render.json_line({"replay": facts})
-    if style.is_quiet:
-        return
+        render.json_line({"replay": {"file": of, "made": str(made), **found.to_json()}})
     if found.equal:
-        render.note(f"equal: the {found.compared} of {made} are those of {of}")
+        tell(f"equal: the {found.compared} of {made} are those of {of}")
         return
     if found.psnr is None:
         apart = found.not_measured
@@ -143,6 +118,6 @@ def _show(found: ReplayVerdict, original: Path, made: Path, style: render.Style)
         apart = "but they differ once compressed"
     else:
         apart = f"PSNR {found.psnr:.2f} dB, at most {found.max_abs:g} levels"
-    render.note(f"not equal: the {found.compared} of {made} and {of} differ: {apart}")
+    tell(f"not equal: the {found.compared} of {made} and {of} differ: {apart}")
     for reason in found.reasons or ("no recorded setting differs; please report it",):
-        render.note(f"  possible reason: {reason}")
+        tell(f"  possible reason: {reason}")

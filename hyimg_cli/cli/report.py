@@ -1,7 +1,6 @@
 """`hyimg report`: write the page of any run's folder."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -13,27 +12,21 @@ from hyimg_cli.journal.disk import disk_errors
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Run folder: the -o of hyimg generate.")
-    ],
-    single_file: Annotated[
-        bool,
-        typer.Option("--single-file", help="Write a single HTML file with its pictures inside."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        o.output("--output", "Path of the single file. Default: OUT/report-single.html."),
-    ] = None,
-    max_mb: Annotated[
-        float,
-        typer.Option(
-            "--max-mb",
-            min=0.0,
-            metavar="<float>",
-            help="Maximum size of the pictures in a single file, in MB.",
-        ),
-    ] = 24.0,
-    quiet: o.Quiet = False,
+    folder: Path = typer.Argument(metavar="OUT", help="Run folder: the -o of hyimg generate."),
+    single_file: bool = o.switch(
+        "Write a single HTML file with its pictures inside.", "--single-file"
+    ),
+    output: Path | None = o.output(
+        "Path of the single file. Default: OUT/report-single.html.", "--output"
+    ),
+    max_mb: float = o.option(
+        "Maximum size of the pictures in a single file, in MB.",
+        default=24.0,
+        show_default=True,
+        min=0.0,
+        metavar="<float>",
+    ),
+    quiet: bool = o.QUIET,
 ) -> None:
     """Write a run's report: report.html, or a single file to share.
 
@@ -55,5 +48,4 @@ def report(
 
         path = folder / NAME
         RunPage(folder).refresh(is_running=RunFolder(folder).is_locked)
-    if not quiet:
-        render.note(f"report: {path}")
+    render.note_unless(quiet)(f"report: {path}")

@@ -3,7 +3,7 @@ recipes.
 """
 
 import json
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
@@ -18,12 +18,9 @@ MODELS = {"line": line_model, "recipe": recipe_model}
 
 
 def schema(
-    of: Annotated[
-        str,
-        typer.Argument(
-            metavar="|".join(MODELS), autocompletion=among(MODELS), help="Schema to print."
-        ),
-    ],
+    of: str = typer.Argument(
+        metavar="|".join(MODELS), autocompletion=among(MODELS), help="Schema to print."
+    ),
 ) -> None:
     """Print the JSON Schema of a manifest line or a recipe. Editors use it to complete and check.
 

@@ -1,13 +1,12 @@
 """`hyimg score`: add the scores that a run's folder, or a file of texts, lacks."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import RunOrTexts
+from hyimg_cli.cli.picks import RUN_OR_TEXTS
 from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.picks import ScoresFile
@@ -16,12 +15,12 @@ from hyimg_cli.journal.picks import ScoresFile
 @o.takes("score", "score_python", "score_timeout", "judge_url", "rubric")
 def score(
     ctx: typer.Context,
-    run: RunOrTexts,
-    recipe: o.Recipe = None,
-    retry_failed: Annotated[
-        bool, o.option("--retry-failed", "Score candidates without a value again.", is_basic=True)
-    ] = False,
-    quiet: o.Quiet = False,
+    run: Path = RUN_OR_TEXTS,
+    recipe: Path | None = o.RECIPE,
+    retry_failed: bool = o.switch(
+        "Score candidates without a value again.", "--retry-failed", is_basic=True
+    ),
+    quiet: bool = o.QUIET,
 ) -> None:
     """Score the pictures of a run, or the texts of hyimg think.
 
@@ -36,12 +35,8 @@ def score(
         raise UsageError("no scorer given", hint="add one, for example --score outside")
     pool, finals = read_pool(run)
     every = [*all_in(pool), *(finals or {}).values()]
-    tell = render.note if not quiet else _say_nothing
-    with stoppable(lambda _: False), ScoresFile(run) as file:
+    tell = render.note_unless(quiet)
+    with stoppable(), ScoresFile(run) as file:
         asked = score_candidates(every, scorers, file, config, tell, retry_failed=retry_failed)
     if not asked:
         tell("nothing to score: all scores exist, or no scorer applies")
-
-
-def _say_nothing(_: str) -> None:
-    return None

@@ -10,7 +10,6 @@ from hyimg_cli.spec.events import (
     ModelReleased,
     Outcome,
     Prewarmed,
-    Progress,
     PromptsReady,
     Readiness,
     ReplicaDied,
@@ -36,13 +35,6 @@ def read_text(read: int, nbytes: int) -> str:
         return ""
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
     return f"{min(read, nbytes) / size:.1f} of {nbytes / size:.1f} {unit}"
-
-
-def progress_text(at: Progress) -> str:
-    """How far a job is in its phase; empty where nothing is counted yet."""
-    if at.total:
-        return f"step {at.done}/{at.total}"
-    return f"{at.done} tokens" if at.done else ""
 
 
 def summary(counts: Summary, place: str) -> str:

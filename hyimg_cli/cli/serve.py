@@ -3,11 +3,11 @@
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import typer
 
@@ -15,38 +15,10 @@ from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError, UsageError, require
-from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.table import SETTINGS
 
-if TYPE_CHECKING:
-    from hyimg_cli.serve.keys import Keys
-
-STATE = Path("runs/serve")
 _option = partial(o.option, panel="Server", is_basic=True)
 _number = partial(_option, metavar="<int>")
-_LISTEN = _option(
-    "--host", "Address to listen on; a public one requires an API key.", metavar="<host>"
-)
-_PORT = _number("--port", "Port to listen on; 0 picks a free one.", min=0, max=65535)
-_KEYS = _option(
-    "--api-key-file",
-    "Read API keys from a file, one per line: NAME KEY or NAME sha256:DIGEST. HYIMG_API_KEY "
-    "adds one.",
-    metavar="<path>",
-)
-_WAITING = _number(
-    "--max-waiting",
-    "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
-    min=1,
-    max=10_000,
-)
-_STEPS = _number("--max-steps", "Maximum denoise steps of a request.", min=1, max=1000)
-_GRACE = _number("--grace", "Seconds to finish single requests after SIGTERM.", min=0, max=3600)
-
-
-_FOLDER = o.output(
-    "--output-dir", "Folder for files, batches and results. Default: runs/serve.", is_basic=True
-)
 _SETTINGS = (
     name
     for name, row in SETTINGS.items()
@@ -57,20 +29,36 @@ _SETTINGS = (
 @o.takes(*_SETTINGS)
 def serve(
     ctx: typer.Context,
-    host: Annotated[str, _LISTEN] = "127.0.0.1",
-    port: Annotated[int, _PORT] = 8000,
-    output_dir: Annotated[Path | None, _FOLDER] = None,
-    api_key_file: Annotated[Path | None, _KEYS] = None,
-    max_waiting: Annotated[int, _WAITING] = 64,
-    max_steps: Annotated[int, _STEPS] = 100,
-    grace: Annotated[int, _GRACE] = 30,
-    recipe: o.Recipe = None,
-    no_config: Annotated[
-        bool, o.option("--no-config", "Ignore hyimg.toml in the working folder.")
-    ] = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-    help_all: o.HelpAll = False,
+    host: str = _option(
+        "Address to listen on; a public one requires an API key.",
+        default="127.0.0.1",
+        metavar="<host>",
+    ),
+    port: int = _number("Port to listen on; 0 picks a free one.", default=8000, min=0, max=65535),
+    output_dir: Path | None = o.output(
+        "Folder for files, batches and results. Default: runs/serve.",
+        is_basic=True,
+    ),
+    api_key_file: Path | None = _option(
+        "Read API keys from a file, one per line: NAME KEY or NAME sha256:DIGEST. HYIMG_API_KEY "
+        "adds one.",
+        metavar="<path>",
+    ),
+    max_waiting: int = _number(
+        "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
+        default=64,
+        min=1,
+        max=10_000,
+    ),
+    max_steps: int = _number("Maximum denoise steps of a request.", default=100, min=1, max=1000),
+    grace: int = _number(
+        "Seconds to finish single requests after SIGTERM.", default=30, min=0, max=3600
+    ),
+    recipe: Path | None = o.RECIPE,
+    no_config: bool = o.NO_CONFIG,
+    quiet: bool = o.QUIET,
+    verbose: int = o.VERBOSE,
+    help_all: bool = o.HELP_ALL,
 ) -> None:
     """Serve an OpenAI-compatible API: durable batches and single requests.
 
@@ -85,8 +73,7 @@ def serve(
 
     render.log_to_stderr(verbose)
     settings = o.settings_of(ctx.params)
-    given = settings["output_dir"].value
-    state = Path(given) if given else STATE
+    state = Path(settings["output_dir"].value or "runs/serve")
     if address_of(state):
         what, hint = "the server must keep its files on this machine", "give a folder with -o"
         raise UsageError(what, where=shown_place(state), hint=hint, code="usage.not-served")
@@ -95,13 +82,6 @@ def serve(
         what = f"--host {host} lets other machines connect without an API key"
         hint = f"give --api-key-file, or set {VARIABLE}"
         raise UsageError(what, hint=hint, code="usage.no-key")
-    raise typer.Exit(_serve(ctx.params, settings, state, keys))
-
-
-def _serve(
-    given: Mapping[str, Any], settings: Mapping[str, Setting], state: Path, keys: "Keys"
-) -> int:
-    """Listen until a signal or a fault ends the server. Raises the fault."""
     # Before torch is imported: on a busy CPU, threads that spin while they wait for each other
     # make loading ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -109,7 +89,7 @@ def _serve(
     from hyimg_cli.serve.app import HttpServer, Server
 
     def log(line: Mapping[str, Any]) -> None:
-        if not given["quiet"]:
+        if not quiet:
             with suppress(HyimgError, OSError):
                 render.json_line(line)
 
@@ -117,19 +97,16 @@ def _serve(
     # Failed requests must not end the server.
     patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
     config = replace(config, failure=patient)
-    with ExitStack() as held:
-        listener = held.enter_context(_listen(given["host"], given["port"]))
-        parts = Service(config), settings, config, state, keys
-        limits = {name: given[name] for name in ("host", "max_waiting", "max_steps", "grace")}
-        server = Server(*parts, **limits, log=log)
+    with _listen(host, port) as listener:
+        limits = {name: ctx.params[name] for name in ("host", "max_waiting", "max_steps", "grace")}
+        server = Server(Service(config), settings, config, state, keys, **limits, log=log)
         name, number = listener.getsockname()[:2]
-        place = f"http://{f'[{name}]' if ':' in name else name}:{number}"
-        if not given["quiet"]:
-            render.note(f"loading {server.model}; {place}, files in {shown_place(state)}")
+        url = f"http://{f'[{name}]' if ':' in name else name}:{number}"
+        files = f"files in {shown_place(state)}"
+        render.note_unless(quiet)(f"loading {server.model}; {url}, {files}")
         HttpServer(server).run(sockets=[listener])
         if server.fault is not None:
             raise server.fault
-    return 0
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -10,10 +10,7 @@ from hyimg_cli.errors import UsageError
 # of the greatest, and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no
 # shards.
 _QUEUES = (
-    (
-        *("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-        *("SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_STEP"),
-    ),
+    tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX", "STEP")),
     ("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS", "", "", ""),
     ("JOB_COMPLETION_INDEX", "", "", "", ""),
 )
@@ -43,21 +40,18 @@ def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ
     """A remark for a task of a queue that nobody told to take its part: it may have a manifest of
     its own, so the part is never taken by itself.
     """
+    what = "is set, but this run takes all jobs; --shard auto takes only this task's part"
     tasks = [names[0] for names in _QUEUES if environment.get(names[0])]
-    if text is not None or not tasks:
-        return []
-    return [
-        f"{tasks[0]} is set, but this run takes all jobs; --shard auto takes only this task's part"
-    ]
+    return [f"{name} {what}" for name in tasks[:1] if text is None]
 
 
 def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
     """The shard of this task; `given`: how many there are, by the user."""
     queue = next((names for names in _QUEUES if environment.get(names[0])), None)
     if queue is None:
-        tasks = ", ".join(names[0] for names in _QUEUES)
+        known = ", ".join(names[0] for names in _QUEUES)
         raise _refusal(
-            f"--shard {text} works only in a task of a job scheduler: none of {tasks} is set",
+            f"--shard {text} works only in a task of a job scheduler: none of {known} is set",
             "name the shard: --shard 2/4",
         )
     task, told, least, greatest, step = (_number(name, environment) for name in queue)
@@ -71,15 +65,14 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
             f"--shard {text} does not match {queue[1]}, which is {count}",
             "to run one task again, name its shard: --shard 2/4",
         )
-    first = least or 0
-    index, rest = divmod((task or 0) - first, step or 1)
-    last = first + (count - 1) * (step or 1)
-    if rest or not 0 <= index < count or greatest not in (None, last):
+    task, first, every = task or 0, least or 0, step or 1
+    tasks = range(first, first + count * every, every)
+    if task not in tasks or greatest not in (None, tasks[-1]):
         raise _refusal(
             f"{queue[0]} is {task}, which is not one of {count} consecutive tasks",
             "name the shard: --shard 2/4",
         )
-    return index + 1, count
+    return tasks.index(task) + 1, count
 
 
 def _number(name: str, environment: Mapping[str, str]) -> int | None:

@@ -1,9 +1,7 @@
 """`hyimg think`: run only the text stage, and write a manifest whose texts people can edit."""
 
 import os
-import shlex
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -30,23 +28,25 @@ _SETTINGS = tuple(
 @o.takes(*_SETTINGS)
 def think(
     ctx: typer.Context,
-    output: Annotated[
-        Path,
-        o.output("--output", "File to write; lines it already has are skipped.", is_basic=True),
-    ],
-    inputs: o.Inputs = None,
-    prompt: o.Prompt = None,
-    recursive: o.Recursive = False,
-    recipe: o.Recipe = None,
-    force: o.Force = False,
-    select: o.Select = None,
-    limit: o.Limit = None,
-    shard: o.Shard = None,
-    progress: o.Progress = "auto",
-    as_json: o.AsJson = False,
-    quiet: o.Quiet = False,
-    verbose: o.Verbose = 0,
-    help_all: o.HelpAll = False,
+    output: Path = o.output(
+        "File to write; lines it already has are skipped.",
+        "--output",
+        default=...,
+        is_basic=True,
+    ),
+    inputs: list[str] | None = o.INPUTS,
+    prompt: list[str] | None = o.PROMPT,
+    recursive: bool = o.RECURSIVE,
+    recipe: Path | None = o.RECIPE,
+    force: bool = o.FORCE,
+    select: str | None = o.SELECT,
+    limit: int | None = o.LIMIT,
+    shard: str | None = o.SHARD,
+    progress: str = o.PROGRESS,
+    as_json: bool = o.AS_JSON,
+    quiet: bool = o.QUIET,
+    verbose: int = o.VERBOSE,
+    help_all: bool = o.HELP_ALL,
 ) -> None:
     """Write the text of each job in a manifest, and draw nothing.
 
@@ -61,6 +61,6 @@ def think(
         if there and output.samefile(name):
             what, hint = "the texts would be written into the manifest itself", "choose another -o"
             raise UsageError(what, where=output, hint=hint, code="usage.same-file")
-    again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word != "--force")])
+    again = render.command_line(ctx, without=["--force"])
     run = ManifestRun(request_of(ctx.params, output.parent))
     raise typer.Exit(show_run(run, style, again=again, retry=again, texts=output))

@@ -15,7 +15,6 @@ from hyimg_cli.cli.render import Style, note
 from hyimg_cli.cli.sentences import (
     describe_outcome,
     describe_readiness,
-    progress_text,
     read_text,
     status,
 )
@@ -51,11 +50,15 @@ class View:
             note(describe_outcome(event.outcome))
 
 
-class LiveView(View):
-    """One that also moves between events: a thread looks at it a few times a second."""
+class PlainView(View):
+    """One line when a model is on its way, ready or warm, one for each finished job, and after half
+    a minute at most one that says how far the run is: a thread looks a few times a second.
+    """
 
-    def __init__(self, planned: RunPlanned) -> None:
+    def __init__(self, planned: RunPlanned, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`planned` follows the run: it is told events before they are shown here."""
+        self._clock = clock
+        self._told_at = clock()
         self._planned = planned
         self._total = planned.summary.left
         self._lock = Lock()
@@ -102,26 +105,9 @@ class LiveView(View):
         count = read_text(read.nbytes, event.nbytes)
         return f"loading {event.model}" + (f": {count}" if count else "")
 
-    def _show(self, event: Event) -> None:
-        raise NotImplementedError
-
-    def _move(self) -> None:
-        raise NotImplementedError
-
     def _keep_ticking(self) -> None:
         while not self._is_over.wait(_TICK_S):
             self.tick()
-
-
-class PlainView(LiveView):
-    """One line when a model is on its way, ready or warm, one for each finished job, and after half
-    a minute at most one that says how far the run is.
-    """
-
-    def __init__(self, planned: RunPlanned, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(planned)
-        self._clock = clock
-        self._told_at = clock()
 
     def _show(self, event: Event) -> None:
         if isinstance(event, Readiness):
@@ -137,9 +123,9 @@ class PlainView(LiveView):
             note(status(self._planned, doing))
 
 
-class RichView(LiveView):
-    """A bar over all jobs with the rate and the time that is left, and a line for each phase that
-    has jobs.
+class RichView(PlainView):
+    """Bars in place of most lines: one over all jobs with the rate and the time that is left, and
+    one for each phase that has jobs.
     """
 
     def __init__(self, planned: RunPlanned) -> None:
@@ -191,7 +177,9 @@ class RichView(LiveView):
         for phase in sorted({at.phase for at in jobs}):
             *others, at = (at for at in jobs if at.phase == phase)
             who = f"{len(others) + 1} jobs" if others else at.custom_id
-            rows[phase] = f"{phase}: {who}", at.done, at.total, progress_text(at)
+            text = f"{at.done} tokens" if at.done else ""
+            text = f"step {at.done}/{at.total}" if at.total else text
+            rows[phase] = f"{phase}: {who}", at.done, at.total, text
         if self._loading is not None:
             event, read = self._loading
             text = read_text(read.nbytes, event.nbytes)

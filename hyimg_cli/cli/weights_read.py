@@ -15,12 +15,11 @@ class WeightsRead:
         self._of_children = of_children
         self._before = self._in_memory()
 
-    def look(self) -> int:
+    def look(self) -> None:
         """Count what was read since the last look; several a second miss little."""
         for process, nbytes in self._in_memory().items():
             self.nbytes += max(0, nbytes - self._before.get(process, nbytes))
             self._before[process] = nbytes
-        return self.nbytes
 
     def _in_memory(self) -> dict[int, int]:
         """Bytes of files in memory, by process; 0 where the system does not tell."""
