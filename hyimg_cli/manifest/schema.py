@@ -87,16 +87,17 @@ def _line(
     title: str, kind: JobKind | None, without: Collection[str] = (), **own: Any
 ) -> type[BaseModel]:
     """A line of one kind of job; None: with the fields of all, but those it is `without`."""
+    read = [one for one in FIELDS if kind is None or one.concerns(kind, denoises_latents=True)]
     # Lists of what each field may hold.
     axes: dict[str, Any] = {
         name: (Annotated[list[field.kind.annotation], Len(1, MOST)], _unset("", uniqueItems=True))  # type: ignore[name-defined]
         for name, field in IN_MATRIX.items()
-        if kind is None or field.only in (None, kind, "latents")
+        if field in read
     }
     matrix = create_model(f"Matrix of {kind or 'any'}", __base__=_Closed, **axes)
     fields: dict[str, Any] = {}
-    for field in FIELDS:
-        if field.name not in without and (kind is None or field.only in (None, kind, "latents")):
+    for field in read:
+        if field.name not in without:
             annotation = matrix if field.name == "matrix" else field.kind.annotation
             for name in (field.name, *field.aliases):
                 fields[name] = (annotation, _unset(field.help))
