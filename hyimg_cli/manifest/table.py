@@ -102,7 +102,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
             header.add_unknown(name)
         elif column in columns and name:
             column, what, hint = None, f"{own} is given twice", "remove one of the columns"
-            header.add("duplicate-field", what, field=plain_key(name), hint=hint)
+            header.add("duplicate-field", what, plain_key(name), hint)
         columns.append(column)
     header.end_unknown("columns")
     faults += header.faults
