@@ -114,7 +114,7 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
         while place and place not in ids:
             place = place.rpartition(": ")[0]
         # One line of a matrix may be wrong by itself; of a line that is wrong none is run.
-        name = ids.get(place) or manifest.bad_ids.get(_line_number(manifest, one))
+        name = ids.get(place) or manifest.bad_ids.get(line_number(manifest, one))
         if name is not None:
             by_id.setdefault(name, []).append(one)
     return by_id
@@ -122,11 +122,11 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
 
 def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
     """The faults as they stand in the file; those of the whole file come first."""
-    return sorted(faults, key=lambda one: _line_number(manifest, one))
+    return sorted(faults, key=lambda one: line_number(manifest, one))
 
 
-def _line_number(manifest: Manifest, one: HyimgError) -> int:
-    """The line that a fault is in, from 1; 0 for one of the whole file."""
+def line_number(manifest: Manifest, one: HyimgError) -> int:
+    """Return the line that a fault is in, from 1; 0 for one of the whole file."""
     match = re.match(re.escape(manifest.title) + r":([0-9]+)(?:[: ]|$)", one.where)
     return int(match[1]) if match else 0
 

@@ -63,7 +63,6 @@ class Server:
         max_waiting: int = 64,
         max_steps: int = 100,
         grace: float = 30.0,
-        batches_at_once: int = 4,
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
         """Build a server around a service that has not started; `log` receives access log lines.
@@ -83,7 +82,7 @@ class Server:
         self.metrics, self.uploads = Metrics(), Uploads(state)
         wire = Wire(self.model, service.card.most_images, max_steps, self.uploads, settings)
         bodies, about = Bodies(self.uploads), (state, service, wire, self.metrics)
-        self.batches = Batches(*about, config, at_once=batches_at_once)
+        self.batches = Batches(*about, config)
         share = -(-max_waiting // max(1, len(keys)))
         self.online = Online(*about, bodies, max_waiting, share)
         routes = [
@@ -174,16 +173,14 @@ class Server:
     def _admit(self, scope: Scope, headers: Headers) -> str:
         """Return the name of a request's key. Raises Refused if the request is not let in."""
         # A browser page from another site, or one that rebound its own name to this machine.
-        asked = {
-            "Host": f"//{headers.get('host', '')}",
-            "Origin": headers.get("origin", "//localhost"),
-        }
-        asked = {name: host for name, host in asked.items() if not is_loopback(_host_in(host))}
-        if self._is_local and asked:
-            name = next(iter(asked))
-            what = f"the {name} header names another machine"
-            hint = "use localhost or 127.0.0.1"
-            raise Refused(421, what, param=name, hint=hint, code="request.host")
+        host, origin = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
+        for name, address in (("Host", host), ("Origin", origin)):
+            if self._is_local and not is_loopback(_host_in(address)):
+                what, hint = (
+                    f"the {name} header names another machine",
+                    "use localhost or 127.0.0.1",
+                )
+                raise Refused(421, what, param=name, hint=hint, code="request.host")
         caller = self.keys.caller_of(headers.get("authorization"))
         if caller is None and scope["path"] != "/health":
             what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"

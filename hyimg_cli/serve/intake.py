@@ -6,7 +6,6 @@ sources/<sha256>     their pictures, which stay when the uploads are deleted
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +17,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import opened, replace_file, sync
 from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.journal.journal import json_line
-from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.manifest.manifest import line_number, manifest_of
 from hyimg_cli.serve.bodies import JSON_BYTES, json_object
 from hyimg_cli.serve.errors import Refused, bad_request, refusal_of
 from hyimg_cli.serve.results import MANIFEST
@@ -56,9 +55,9 @@ def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[
     data = b"".join(lines)
     # If every line is faulty, do not report an empty file as well.
     if data.strip() or not faults:
-        for error in runner.examine(manifest_of(data, MANIFEST, folder=folder), wire.settings)[1]:
-            place = re.match(rf"{MANIFEST}:([0-9]+)", error.where)
-            number = int(place[1]) if place else 0
+        manifest = manifest_of(data, MANIFEST, folder=folder)
+        for error in runner.examine(manifest, wire.settings)[1]:
+            number = line_number(manifest, error)
             faults.setdefault(number, []).append(_fault(number, error))
     found = [fault for number in sorted(faults) for fault in faults[number]]
     if len(found) > _MOST_FAULTS:

@@ -63,9 +63,10 @@ logger = logging.getLogger(__name__)
 class Drawing:
     """The jobs of one line, and their results while these are kept.
 
-    `asked`: digest of the line. `waiting`: jobs that have not started. `waiters`: requests that
-    wait for it. `entries`: result lines by custom_id. `error`: ended all of its jobs. `news` is set
-    and replaced at each new entry. `work` ends with the last job; `nbytes` are then on the disk.
+    `asked`: digest of the line. `key`: of requests that share it. `waiting`: jobs that have not
+    started. `waiters`: requests that wait for it. `entries`: result lines by custom_id.
+    `error`: ended all of its jobs. `news` is set and replaced at each new entry. `work` ends with
+    the last job; `nbytes` are then on the disk.
     """
 
     name: str
@@ -135,9 +136,8 @@ class Online:
         # Faulty lines are always refused.
         off = Setting("skip_invalid", False, "flag")
         self._settings = dict(wire.settings) | {"skip_invalid": off}
-        # By name, oldest first; and those that equal requests share, by key.
+        # By name, oldest first.
         self._drawings: dict[str, Drawing] = {}
-        self._by_key: dict[tuple[str, str], Drawing] = {}
         self._is_closed = False
         # A thread only waits for its session; there are more than the queue admits.
         self._threads = ThreadPoolExecutor(most_waiting + 64, "online")
@@ -174,7 +174,10 @@ class Online:
                 answer = await self._whole(drawing, request, base)
             await answer(scope, receive, send)
         finally:
-            self._leave(drawing, may_retry=_may_retry(request, time.monotonic() - began))
+            drawing.waiters -= 1
+            may_retry = drawing.key is not None and _may_retry(request, time.monotonic() - began)
+            after_s = RETRY_S if may_retry else 0.0
+            asyncio.get_running_loop().call_later(after_s, self._settle, drawing)
 
     async def _whole(self, drawing: Drawing, request: Request, base: str) -> Response:
         """Return the response once all jobs have ended or the client has left."""
@@ -239,12 +242,13 @@ class Online:
             key = (caller, digest.of_json(["key", request.headers["idempotency-key"]]))
         elif "seed" in line:
             key = (caller, asked)
-        if key in self._by_key:
-            if self._by_key[key].asked != asked:
-                what, hint = "the Idempotency-Key was used with another body", "use a new key"
-                code = "request.idempotency-key"
-                raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
-            return self._by_key[key]
+        for drawing in self._drawings.values():
+            if key is not None and drawing.key == key:
+                if drawing.asked != asked:
+                    what, hint = "the Idempotency-Key was used with another body", "use a new key"
+                    code = "request.idempotency-key"
+                    raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
+                return drawing
         if self._is_closed:  # since the body began to arrive
             raise stopping()
         self._refuse_full(caller, len(jobs))
@@ -254,8 +258,6 @@ class Online:
         drawing.work = asyncio.create_task(self._draw(drawing))
         drawing.work.add_done_callback(lambda _: self._end(drawing))
         self._drawings[name] = drawing
-        if key is not None:
-            self._by_key[key] = drawing
         return drawing
 
     def _refuse_full(self, caller: str, count: int) -> None:
@@ -299,7 +301,7 @@ class Online:
         drawing.news.set()
         ends = [one["status"] for one in drawing.entries.values()]
         if drawing.error is not None or ends != ["done"] * len(drawing.jobs):
-            self._forget_key(drawing)  # an equal request tries again
+            drawing.key = None  # an equal request tries again
         if drawing.is_kept:
             asyncio.get_running_loop().call_later(KEEP_S, self._forget, drawing)
             with suppress(OSError):
@@ -314,28 +316,17 @@ class Online:
                 self._forget(one)
         self._settle(drawing)
 
-    def _leave(self, drawing: Drawing, *, may_retry: bool) -> None:
-        """Count a request that no longer waits."""
-        drawing.waiters -= 1
-        after_s = RETRY_S if may_retry and drawing.key is not None else 0.0
-        asyncio.get_running_loop().call_later(after_s, self._settle, drawing)
-
     def _settle(self, drawing: Drawing) -> None:
         """Drop the jobs, or remove the results, of a drawing that no request waits for."""
         if drawing.waiters:
             return
         if not drawing.work.done():
-            self._forget_key(drawing)
+            drawing.key = None
             drawing.session.request_stop(signal.SIGTERM)
         elif not drawing.is_kept:
             self._forget(drawing)
 
-    def _forget_key(self, drawing: Drawing) -> None:
-        if drawing.key is not None and self._by_key.get(drawing.key) is drawing:
-            del self._by_key[drawing.key]
-
     def _forget(self, drawing: Drawing) -> None:
-        self._forget_key(drawing)
         self._drawings.pop(drawing.name, None)
         loop = asyncio.get_running_loop()
         loop.run_in_executor(None, shutil.rmtree, drawing.folder, True)

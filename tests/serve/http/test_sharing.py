@@ -81,7 +81,7 @@ def test_who_leaves_drops_its_job_and_no_other(listening: Any) -> None:
     second.close()
     until(lambda: service.dropped == 2)
     until(lambda: not list((listening.state / "online").iterdir()))
-    assert not listening.server.online._by_key
+    assert not listening.server.online._drawings
     assert 499 in [one["status"] for one in listening.log]
 
 
@@ -125,7 +125,7 @@ def test_results_end_with_their_time(
     http.post(GENERATE, json={"prompt": "a cat", "seed": 1})
     assert list(folder.iterdir())
     until(lambda: not list(folder.iterdir()))
-    until(lambda: not listening.server.online._by_key)
+    until(lambda: not listening.server.online._drawings)
 
 
 def test_kept_results_have_a_size_limit(
