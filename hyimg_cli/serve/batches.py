@@ -148,20 +148,15 @@ class Batches:
     One thread reads their inputs, starts their runs in order, and watches the time.
     """
 
+    at_once = 4
+
     def __init__(
-        self,
-        state: Path,
-        service: "Service",
-        wire: Wire,
-        metrics: Metrics,
-        config: RunConfig,
-        *,
-        at_once: int = 4,
+        self, state: Path, service: "Service", wire: Wire, metrics: Metrics, config: RunConfig
     ) -> None:
         """Raises StorageError."""
         self._folder, self._service, self._wire = state / "batches", service, wire
         self._uploads, self._metrics = wire.uploads, metrics
-        self._config, self._at_once = config, at_once
+        self._config = config
         self._lock, self._wake, self._is_over = threading.Lock(), threading.Event(), False
         self._scheduler = threading.Thread(target=self._schedule, name="batches", daemon=True)
         self._uploads.made, self._uploads.forget = self._made, self._forget
@@ -273,7 +268,7 @@ class Batches:
                     continue
                 if not batch.is_read:
                     self._guarded(batch, self._read)
-                if batch.is_read and (running < self._at_once or batch.is_closing):
+                if batch.is_read and (running < self.at_once or batch.is_closing):
                     about = batch, self._run
                     batch.thread = threading.Thread(target=self._guarded, args=about, name=batch.id)
                     batch.thread.start()
