@@ -231,19 +231,13 @@ class ModelCard:
         """
         assert self.routing is not None, "there are experts"
         experts = self.weights.experts_nbytes(dtype, quantization)
-        vae = self.encoder_bytes + self.decoder_bytes
-        rest = self.weights.nbytes(dtype, quantization) - experts - vae
+        rest = self.weights.nbytes(dtype, quantization) - experts - sum(self.vae_halves)
         return rest + 2 * -(-experts // self.routing.layers)
 
     @property
-    def encoder_bytes(self) -> int:
-        """Bytes of the VAE's encoder once loaded."""
-        return 4 * self.weights.encoder
-
-    @property
-    def decoder_bytes(self) -> int:
-        """Bytes of the VAE's decoder once loaded."""
-        return 4 * self.weights.decoder
+    def vae_halves(self) -> tuple[int, int]:
+        """Bytes of the VAE's encoder and decoder once loaded."""
+        return 4 * self.weights.encoder, 4 * self.weights.decoder
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.
