@@ -167,15 +167,11 @@ class _Search:
         """Sentences on the files left out, one for each reason."""
         for reason, (one, many) in _REASONS.items():
             if names := self.left_out[reason]:
-                first = [
-                    name if name.isprintable() and _is_text(name) else shown(name)
-                    for name in sorted(names)[:_NAMED]
-                ]
+                some = sorted(names)[:_NAMED]
+                first = [name if name.isprintable() else shown(name) for name in some]
                 rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                yield (
-                    f"skipped {len(names):,} {one if len(names) == 1 else many}: "
-                    f"{', '.join(first)}{rest}"
-                )
+                kind = one if len(names) == 1 else many
+                yield f"skipped {len(names):,} {kind}: {', '.join(first)}{rest}"
         if self.repeated:
             yield f"used once, though named more than once: {self.repeated}"
 

@@ -532,11 +532,6 @@ class CandidatesConfig:
     )
     audit: str | None = _candidates(None, "Report the means of this scorer, but never pick by it.")
 
-    @property
-    def is_on(self) -> bool:
-        """True where something is to choose among candidates."""
-        return bool(self.score or self.draft_steps)
-
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
