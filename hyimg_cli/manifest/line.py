@@ -83,7 +83,7 @@ class ManifestLine:
         return dict(zip(self.names, self.values, strict=True))
 
 
-def fault(slug: str, what: str, *, where: Path | str, hint: str = "") -> UsageError:
+def fault(slug: str, what: str, where: Path | str, hint: str = "") -> UsageError:
     """A fault of the manifest's text, with the code `manifest.<slug>`."""
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
@@ -128,8 +128,7 @@ def idle_fields(
         is_dynamic = fields.get("use_system_prompt") == "dynamic"
         idle = dict.fromkeys((*AR_FIELDS, *(() if is_dynamic else ("bot_task",))), reason)
     elif bot_task == "none":
-        reason = "bot_task is none, so no text is written"
-        idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
+        idle = dict.fromkeys((*AR_FIELDS, "drop_think"), "bot_task is none, so no text is written")
     else:
         if fields.get("temperature") == 0:
             reason = "temperature is 0, so the most likely token is always chosen"
@@ -171,7 +170,7 @@ class IdClaims:
         for name in names:
             if not is_custom_id(name):
                 what = f'"{name}" has more than 128 characters'
-                return [fault("bad-id", what, where=f"{where}: custom_id")]
+                return [fault("bad-id", what, f"{where}: custom_id")]
             if name in self:
                 folded = name.casefold()
                 twin, owner = self._spelled.get(folded, folded), self._line_of[folded]
@@ -179,7 +178,7 @@ class IdClaims:
                 if twin != name:
                     what = f'"{name}" and "{twin}" differ only in case'
                 hint = f"give each line its own custom_id; line {owner} has this one"
-                return [fault("duplicate-id", what, where=where, hint=hint)]
+                return [fault("duplicate-id", what, where, hint)]
         for name in names:
             folded = name.casefold()
             if folded == name:
@@ -206,7 +205,7 @@ class Line:
     def add(self, slug: str, what: str, field: str = "", hint: str = "") -> None:
         """Add a fault of the line, or of a field in it."""
         where = f"{self.where}: {field}" if field else self.where
-        self.faults.append(fault(slug, what, where=where, hint=hint))
+        self.faults.append(fault(slug, what, where, hint))
 
     def add_unknown(self, key: str, value: Any = None) -> None:
         """Adds the fault of a key that no field has; of very many the first alone."""
@@ -352,8 +351,8 @@ class Line:
         self._check_task()
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
-                hint = f"give {other} or seeds"
-                self.add("conflict", f"{other} cannot be used with seeds", other, hint)
+                what = f"{other} cannot be used with seeds"
+                self.add("conflict", what, other, f"give {other} or seeds")
         is_candidate = "candidate_of" in self.given
         for name in sorted(
             ({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given
@@ -378,8 +377,7 @@ class Line:
             images = self.fields.get("images", ())
             task = self.fields.setdefault("task", "it2i" if images else "t2i")
             if task in _WITHOUT_IMAGES and not images:
-                hint = _WITHOUT_IMAGES[task]
-                self.add("missing-field", f"{task} needs images", "images", hint)
+                self.add("missing-field", f"{task} needs images", "images", _WITHOUT_IMAGES[task])
             if task == "t2i" and images:
                 hint = "use task it2i, or remove the images"
                 self.add("conflict", "t2i does not use images", "images", hint)
@@ -412,8 +410,7 @@ class Line:
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"
         for name, reason in idle.items():
-            what = f"it has no effect: {reason}"
-            self.add("unconsumed", what, name, "remove the field")
+            self.add("unconsumed", f"it has no effect: {reason}", name, "remove the field")
 
     def _settle_written(self) -> None:
         """Keeps the one form of a written text that counts: its own tokens as long as nobody edited

@@ -22,7 +22,7 @@ from hyimg_cli.spec.gc_paused import gc_paused
 
 _STEM_LENGTH = 100
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 # So many lines in a row that are no JSON objects are those of a file of another kind.
 _MOST_UNREAD = 1000
 _NO_LIST = "write one JSON object per line, without a list around them"
@@ -85,7 +85,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         kind, hint = _OTHER_FILES[start]
         slug, what = "other-file", f"this is {kind}, not a manifest"
         hint = hint.format(where, str(where).removesuffix(where.suffix))
-    raise fault(slug, what, where=where, hint=hint)
+    raise fault(slug, what, where, hint)
 
 
 @gc_paused()
@@ -97,7 +97,7 @@ def manifest_of(
     """
     name = name or _id_stem(title)
     reading = _Reading(title, name, suffix)
-    reading.read(data.removeprefix(_BOM))
+    reading.read(data.removeprefix(BOM))
     lines, faults = tuple(reading.lines), tuple(reading.faults)
     return Manifest(name, folder, digest.of_bytes(data), lines, faults, title, reading.bad_ids)
 
@@ -166,7 +166,7 @@ class _Reading:
                     self.bad_ids[number] = free
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
-        self.faults.append(fault(slug, what, where=self.title, hint=hint))
+        self.faults.append(fault(slug, what, self.title, hint))
 
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
         """The lines of JSON or of prompts that are not empty, with their numbers."""
@@ -224,7 +224,7 @@ def _id_stem(stem: str) -> str:
 def _bytes_of(stream: TextIO | None) -> bytes:
     if stream is None:  # the process was started without one
         hint = "pipe the lines in, or name a file"
-        raise fault("missing", "standard input is closed", where="stdin", hint=hint)
+        raise fault("missing", "standard input is closed", "stdin", hint)
     buffer = getattr(stream, "buffer", None)
     if buffer is None:
         return stream.read().encode("utf-8", "surrogatepass")

@@ -138,8 +138,7 @@ class PictureLine(ResolvedLine):
                 check_region(self._outside(), source)
         except SourceImageError as error:
             if error.code == "source.region":
-                place = f"{self.line.where}: region"
-                yield fault("region", error.what, where=place, hint=error.hint)
+                yield fault("region", error.what, f"{self.line.where}: region", error.hint)
         # Another size than the one that the kept source is fitted to.
         if asked.is_auto:
             return
@@ -231,5 +230,4 @@ class PictureLine(ResolvedLine):
 
     def _of_ratio(self, index: int | None) -> Size | None:
         """The size that a ratio token stands for; None where the model has no such ratio."""
-        sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
-        return next(sizes, None)
+        return next((b.size for b in self.card.buckets if b.ratio_index == index), None)

@@ -71,7 +71,7 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
             hint = "add --recursive to include subfolders"
         what = "; ".join(("no images found", *search.notes()))
         where = ", ".join(arguments[:_NAMED])
-        search.faults.append(fault("no-pictures", what, where=where, hint=hint))
+        search.faults.append(fault("no-pictures", what, where, hint))
     if search.faults:
         raise ManifestError(search.faults)
     base = next(iter(bases.values()))
@@ -157,11 +157,11 @@ class _Search:
                 yield name
 
     def _refuse(self, what: str, where: str, hint: str) -> None:
-        self.faults.append(fault("missing", what, where=where, hint=hint))
+        self.faults.append(fault("missing", what, where, hint))
 
     def _refuse_unreadable(self, error: OSError) -> None:
         what = f"the folder cannot be read: {error.strerror}"
-        self.faults.append(fault("unreadable", what, where=str(error.filename)))
+        self.faults.append(fault("unreadable", what, str(error.filename)))
 
     def notes(self) -> Iterator[str]:
         """Sentences on the files left out, one for each reason."""

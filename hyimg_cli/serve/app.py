@@ -83,8 +83,7 @@ class Server:
         wire = Wire(self.model, service.card.most_images, max_steps, self.uploads, settings)
         bodies, about = Bodies(self.uploads), (state, service, wire, self.metrics)
         self.batches = Batches(*about, config)
-        share = -(-max_waiting // max(1, len(keys)))
-        self.online = Online(*about, bodies, max_waiting, share)
+        self.online = Online(*about, bodies, max_waiting, -(-max_waiting // max(1, len(keys))))
         routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),
@@ -155,8 +154,7 @@ class Server:
             raise stopping("stopping" if self.is_stopping else "loading")
 
     def _metrics(self, _: Request) -> Response:
-        counts = self.service.counts()
-        text = self.metrics.text(counts, self.batches.counts(), ready=self.is_ready)
+        text = self.metrics.text(self.service.counts(), self.batches.counts(), ready=self.is_ready)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     def _models(self, request: Request) -> Response:

@@ -301,8 +301,8 @@ class Batches:
         """Write a batch's manifest, unless that is done, or end the batch with its faults."""
         record, faults = batch.record, []
         if not (batch.folder / MANIFEST).is_file():
-            about = batch.folder, record["endpoint"], record["owner"]
-            faults = write_manifest(*about, self._wire)
+            endpoint, owner = record["endpoint"], record["owner"]
+            faults = write_manifest(batch.folder, endpoint, owner, self._wire)
         with batch.lock:
             if faults and batch.record["status"] == "validating":
                 batch.save("failed", errors={"object": "list", "data": faults})
@@ -373,8 +373,7 @@ class Batches:
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the content of a batch's output or error file."""
         batch = self._batches[file["batch"]]
-        results = BatchResults(batch.folder)
-        return results.lines(file["kind"], batch.record, batch.record["status"])
+        return BatchResults(batch.folder).lines(file["kind"], batch.record, batch.record["status"])
 
     def _forget(self, file: Mapping[str, Any]) -> None:
         """Remove the pictures of a batch whose output file was deleted."""

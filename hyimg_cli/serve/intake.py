@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,7 @@ def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield a file's lines with their numbers; the last one may exceed a limit."""
     with opened(path) as file:
-        number = 0
-        while raw := file.readline(JSON_BYTES):
-            number += 1
+        for number, raw in enumerate(iter(partial(file.readline, JSON_BYTES), b""), 1):
             yield number, raw
             if number > MOST_LINES or (len(raw) == JSON_BYTES and not raw.endswith(b"\n")):
                 return

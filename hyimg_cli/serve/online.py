@@ -206,8 +206,7 @@ class Online:
     async def _read(self, request: Request) -> tuple[dict[str, Any], list[Job], bool]:
         """Return the line of a request, its jobs, and whether to stream them. Raises Refused."""
         if request.headers.get("content-type", "").startswith("multipart/"):
-            most = self._wire.most_images + 1  # and a mask
-            body = await self._bodies.form(request, most)
+            body = await self._bodies.form(request, self._wire.most_images + 1)  # and a mask
             return await run_in_threadpool(self._accept, request, body)
         async with self._bodies.json(request) as body:
             return await run_in_threadpool(self._accept, request, body)
@@ -328,8 +327,7 @@ class Online:
 
     def _forget(self, drawing: Drawing) -> None:
         self._drawings.pop(drawing.name, None)
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, shutil.rmtree, drawing.folder, True)
+        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, drawing.folder, True)
 
 
 async def _events(drawing: Drawing, kind: str, base: str) -> AsyncIterator[bytes]:

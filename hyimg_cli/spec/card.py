@@ -12,10 +12,13 @@ from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
-# Of a weight in 4 bits, with its part of a scale.
-_NF4_BYTES = 0.5625
 # Of a size that no ratio token stands for.
 NO_RATIO = -1
+
+
+def weight_width(dtype: str, quantization: str = "none") -> float:
+    """Return the bytes of a weight in this form; in 4 bits, with its part of a scale."""
+    return {"none": 4.0 if dtype == "float32" else 2.0, "fp8": 1.0, "nf4": 0.5625}[quantization]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +70,13 @@ class WeightCounts:
 
     def nbytes(self, dtype: str, quantization: str) -> int:
         """Bytes once loaded: fp8 has a float32 scale a row, nf4 one for 64 weights."""
-        width = 4 if dtype == "float32" else 2
-        return self.experts_nbytes(dtype, quantization) + 4 * self.wide + self.rest * width
+        rest = 4 * self.wide + self.rest * int(weight_width(dtype))
+        return self.experts_nbytes(dtype, quantization) + rest
 
     def experts_nbytes(self, dtype: str, quantization: str) -> int:
         """The same of the experts alone."""
-        return {
-            "none": self.experts * (4 if dtype == "float32" else 2),
-            "fp8": self.experts + 4 * self.expert_rows,
-            "nf4": self.experts // 2 + self.experts // 64 * 4,
-        }[quantization]
+        scales = 4 * self.expert_rows if quantization == "fp8" else 0
+        return int(self.experts * weight_width(dtype, quantization)) + scales
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,12 @@ class Networks:
         tensors that a class keeps in float32, or as they are beside quantized ones, count like the
         others.
         """
-        counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
-        held = {"none": float(width), "fp8": 1.0, "nf4": _NF4_BYTES}[quantization]
+        counts = dict(self.component_parameters)
 
         def of(name: str) -> float:
             if name == "vae" and self.has_float32_vae:
                 return 4
-            return held if name.startswith("transformer") else width
+            return weight_width(dtype, quantization if name.startswith("transformer") else "none")
 
         return {
             name: int(counts[name] * of(name)) if name in counts else stored
