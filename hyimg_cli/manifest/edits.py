@@ -39,10 +39,8 @@ def prompts_of(given: Sequence[str]) -> list[str]:
             prompts += _lines_of(Path(text), faults)
         elif file := _LIKE_A_FILE.fullmatch(text):
             what = f"{text} looks like a file, but prompts are read from .txt files only"
-            hint = (
-                "give a .txt file with one prompt per line; to use the word itself: --prompt "
-                f"'{text} '"
-            )
+            itself = f"--prompt '{text} '"
+            hint = f"give a .txt file with one prompt per line; to use the word itself: {itself}"
             if file[1].lower() in _MANIFESTS:
                 hint = f"run a manifest without --prompt: hyimg generate {text}"
             faults.append(fault("prompt-file", what, "--prompt", hint))

@@ -32,10 +32,8 @@ _OTHER_FILES = {
     b"\xd0\xcf\x11\xe0": ("a spreadsheet", 'save it as "CSV UTF-8"'),
     b"PAR1": (
         "a Parquet file",
-        (
-            'convert it to CSV: python -c "import pandas; '
-            "pandas.read_parquet('{0}').to_csv('{1}.csv', index=False)\""
-        ),
+        'convert it to CSV: python -c "import pandas; '
+        "pandas.read_parquet('{0}').to_csv('{1}.csv', index=False)\"",
     ),
     b"\x1f\x8b": ("a gzip file", "decompress it: gunzip -k {0}"),
 }

@@ -54,16 +54,13 @@ class PictureLine(ResolvedLine):
             # Of a text that no seed changes the seed is idle.
             given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
             if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
-                what = (
-                    f"varying only the text would give {len(self.child_ids)} equal pictures: {why}"
-                )
+                equal = f"{len(self.child_ids)} equal pictures"
+                what = f"varying only the text would give {equal}: {why}"
                 yield self.fault("vary", what, "vary", "use vary: picture")
         count, most = len(self.images), self.card.most_images
         if count > most:
-            what = (
-                f"{counted(count, 'source image')}, but {self.card.name} takes "
-                f"{('at most ' + str(most)) if most else 'none'}"
-            )
+            limit = f"at most {most}" if most else "none"
+            what = f"{counted(count, 'source image')}, but {self.card.name} takes {limit}"
             hint = "remove the others" if most else "name a model that edits pictures"
             yield self.fault("too-many-images", what, "images", hint)
         elif count < self.card.fewest_images:

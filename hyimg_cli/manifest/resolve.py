@@ -111,5 +111,4 @@ def resolve_jobs(
         if not found:
             jobs += map(resolved.job, range(len(resolved.child_ids)))
     # What a setting caused is the same in every line; it is said once.
-    once = {(one.where, one.what): one for one in faults}
-    return jobs, list(once.values())
+    return jobs, list({(one.where, one.what): one for one in faults}.values())

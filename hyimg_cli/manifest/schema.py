@@ -29,13 +29,11 @@ class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _Line(BaseModel):
+class _Line(_Closed):
     """So are they in a line, but for what is copied through."""
 
     model_config = ConfigDict(
         extra="allow",
-        strict=True,
-        allow_inf_nan=False,
         json_schema_extra={"patternProperties": {"^x_": {}}, "additionalProperties": False},
     )
     __pydantic_extra__: dict[Annotated[str, Field(pattern="^x_")], Any]

@@ -317,9 +317,8 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
     """Bytes of weights that one process loads; of experts that wait, what is on the device."""
-    waits = config.model.offloads_experts and card.routing is not None
-    count = card.offloaded_bytes if waits else card.loaded_bytes
-    return count(*held_form(config))
+    waits = config.model.offloads_experts
+    return card.loaded_bytes(*held_form(config), offloads_experts=waits)
 
 
 def footprint(

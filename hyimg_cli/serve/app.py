@@ -44,12 +44,14 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 # Below the usual limit of 1,024 open files per process; further connections get 503.
 MOST_CONNECTIONS = 512
-_MAKES_WORK = (*EVENTS, "/v1/batches")
-_SLUGS = {404: "route.not-found", 405: "route.method"}
 
 
 class Server:
-    """Serves one model: single requests and batches. `fault` is the error that ended it."""
+    """Serves one model: single requests and batches. `fault` is the error that ended it.
+
+    Once `is_stopping` is set it accepts no new work, and ends when the running single requests are
+    answered.
+    """
 
     def __init__(
         self,
@@ -111,15 +113,11 @@ class Server:
         """True while new work is accepted."""
         return self.service.is_ready and not self.is_stopping
 
-    def request_stop(self) -> None:
-        """Accept no new work, and end once the running single requests are answered."""
-        self.is_stopping = True
-
     @asynccontextmanager
     async def _life(self, _: Starlette) -> AsyncIterator[None]:
         work = asyncio.create_task(self._work())
         yield
-        self.request_stop()
+        self.is_stopping = True
         await work
 
     async def _work(self) -> None:
@@ -159,8 +157,7 @@ class Server:
 
     def _models(self, request: Request) -> Response:
         """Answer with the one model, or a list of it."""
-        shown: dict[str, Any] = {"id": self.model, "object": "model", "owned_by": "hyimg"}
-        shown["created"] = self._created
+        shown = {"id": self.model, "object": "model", "owned_by": "hyimg", "created": self._created}
         match request.path_params.get("model"):
             case None:
                 return JSONResponse({"object": "list", "data": [shown]})
@@ -184,7 +181,7 @@ class Server:
             what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
             head = {"www-authenticate": "Bearer"}
             raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
-        if scope["method"] == "POST" and scope["path"] in _MAKES_WORK:
+        if scope["method"] == "POST" and scope["path"] in (*EVENTS, "/v1/batches"):
             self._refuse_unready()
         return caller or ""
 
@@ -238,7 +235,7 @@ def _answer(_: Request, error: HyimgError) -> Response:
 def _answer_http(request: Request, error: HTTPException) -> Response:
     """Answer with one of starlette's own refusals: unknown route or method."""
     what = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
-    code = _SLUGS.get(error.status_code, "request.bad")
+    code = {404: "route.not-found", 405: "route.method"}.get(error.status_code, "request.bad")
     return _answer(request, Refused(error.status_code, what, code=code, headers=error.headers))
 
 
@@ -279,7 +276,7 @@ class HttpServer(uvicorn.Server):
         """Stop in order at the first signal, at once at the second."""
         if self._server.is_stopping:
             os._exit(128 + sig)
-        self._server.request_stop()
+        self._server.is_stopping = True
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end; uvicorn calls it ten times a second."""

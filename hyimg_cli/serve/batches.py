@@ -183,9 +183,8 @@ class Batches:
             self._scheduler.join()
         for batch in self._unended():
             batch.stop()
-        for thread in [one.thread for one in list(self._batches.values())]:
-            if thread is not None:
-                thread.join()
+        for thread in filter(None, [one.thread for one in list(self._batches.values())]):
+            thread.join()
 
     def counts(self) -> Counter[str]:
         """Count the batches of each status."""
@@ -334,8 +333,7 @@ class Batches:
 
         manifest = read_manifest(batch.folder / MANIFEST)
         output = replace(self._config.output, folder=batch.folder / RUN)
-        config = replace(self._config, output=output)
-        request = RunRequest(manifest, config, self._wire.settings)
+        request = RunRequest(manifest, replace(self._config, output=output), self._wire.settings)
         run = ManifestRun(request, lambda _: self._service.session(batch.id, owner))
         with batch.lock:
             if self._is_over or batch.is_closing:

@@ -86,8 +86,7 @@ def _line_of(raw: bytes, number: int, endpoint: str, owner: str, wire: Wire) -> 
         what, hint = f"the file has more than {MOST_LINES:,} lines", "split it into several batches"
         raise bad_request("", what, "batch.too-many-lines", hint)
     if len(raw) == JSON_BYTES:
-        what = f"the line has more than {JSON_BYTES:,} bytes"
-        raise bad_request("", what, "batch.bad-json")
+        raise bad_request("", f"the line has more than {JSON_BYTES:,} bytes", "batch.bad-json")
     entry = json_object(raw, "the line", "batch.bad-json")
     if entry.keys() != _KEYS.keys():
         what = f"a line must be an object with the keys {', '.join(sorted(_KEYS))}"

@@ -52,7 +52,6 @@ HEARTBEAT_S = 10.0
 # The oldest results beyond these limits are removed early.
 MOST_KEPT, MOST_KEPT_BYTES = 10_000, 10_000_000_000
 _LONGEST_WAIT_S, _USUAL_WAIT_S = 60, 10
-_SEEDS = 2**31
 RESULTS = "/v1/images/results"
 # The fields of a result line that a response needs.
 _SHOWN = ("custom_id", "status", "outputs", "cot_text", "warnings", "kv_reuse", "error")
@@ -77,17 +76,14 @@ class Drawing:
     jobs: list[Job]
     folder: Path
     session: "ServedSession"
+    waiting: int
     created: int = field(default_factory=lambda: int(time.time()))
-    waiting: int = 0
     waiters: int = 0
     nbytes: int = 0
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: HyimgError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     work: asyncio.Task[None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.waiting = len(self.jobs)
 
     def add(self, event: Event) -> None:
         """Record an event of its jobs."""
@@ -196,8 +192,8 @@ class Online:
     async def result(self, request: Request) -> Response:
         """Return the file of a result by its path. Raises Refused."""
         drawing, path = self._drawings.get(request.path_params["name"]), request.path_params["path"]
-        is_own = drawing is not None and drawing.caller == request.state.caller
-        if drawing is None or not is_own or path not in drawing.files():
+        caller = request.state.caller
+        if drawing is None or drawing.caller != caller or path not in drawing.files():
             what, hint = "result not found", f"results are kept for {KEEP_S / 60:.0f} minutes"
             raise Refused(404, what, hint=hint, code="result.not-found")
         head = {"cache-control": "private", "x-content-type-options": "nosniff"}
@@ -221,7 +217,7 @@ class Online:
         line = self._wire.line_of(request.url.path, body, request.state.caller)
         own: dict[str, Any] = {"custom_id": f"img_{secrets.token_hex(12)}"}
         if self._settings["seed"].value is None:
-            own["seed"] = secrets.randbelow(_SEEDS)
+            own["seed"] = secrets.randbelow(2**31)
         try:
             data = json.dumps(own | line).encode()
             jobs, _ = accept(manifest_of(data, "request"), self._settings)
@@ -253,7 +249,8 @@ class Online:
         self._refuse_full(caller, len(jobs))
         name = jobs[0].custom_id.partition("-")[0]
         session = self._service.session(caller, caller, is_online=True)
-        drawing = Drawing(name, caller, line, asked, key, jobs, self._folder / name, session)
+        about = name, caller, line, asked, key, jobs, self._folder / name, session
+        drawing = Drawing(*about, len(jobs))
         drawing.work = asyncio.create_task(self._draw(drawing))
         drawing.work.add_done_callback(lambda _: self._end(drawing))
         self._drawings[name] = drawing

@@ -232,8 +232,7 @@ class ModelChoice:
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Kind of device that is asked for, on a machine with a GPU or without."""
-        is_cpu = self.device == "cpu" or (self.device == "auto" and not has_gpu)
-        return "cpu" if is_cpu else "cuda"
+        return "cpu" if self.device == "cpu" or (self.device == "auto" and not has_gpu) else "cuda"
 
     @property
     def tiles_videos(self) -> bool:

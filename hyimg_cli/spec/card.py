@@ -220,18 +220,17 @@ class ModelCard:
         """Guidance branches of the job's steps."""
         return 2 if self.guides(job) and not self.is_distilled else 1
 
-    def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of all weights once loaded."""
-        return self.weights.nbytes(dtype, quantization)
-
-    def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of the weights on a device whose experts and VAE wait elsewhere: two layers' are
-        there.
+    def loaded_bytes(
+        self, dtype: str, quantization: str = "none", *, offloads_experts: bool = False
+    ) -> int:
+        """Return the bytes of all weights once loaded; where experts and the VAE wait elsewhere,
+        of the others and of two layers' experts.
         """
-        assert self.routing is not None, "there are experts"
+        whole = self.weights.nbytes(dtype, quantization)
+        if not offloads_experts or self.routing is None:
+            return whole
         experts = self.weights.experts_nbytes(dtype, quantization)
-        rest = self.weights.nbytes(dtype, quantization) - experts - sum(self.vae_halves)
-        return rest + 2 * -(-experts // self.routing.layers)
+        return whole - experts - sum(self.vae_halves) + 2 * -(-experts // self.routing.layers)
 
     @property
     def vae_halves(self) -> tuple[int, int]:
