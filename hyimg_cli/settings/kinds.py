@@ -28,6 +28,8 @@ def matching(pattern: str) -> dict[str, Any]:
     return {"type": "string", "pattern": rf"^(?:{pattern})$(?!\n)"}
 
 
+# Addresses of no object store; what is in memory ends with its process.
+NO_STORES = ("file", "local", "memory", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 Side = Annotated[int, Interval(ge=MIN_SIDE, le=MAX_SIDE)]
 # Of a value that is copied through.
@@ -35,8 +37,7 @@ MAX_DEPTH = 100
 # A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
-# Addresses of no object store, in any case; what is in memory ends with its process.
-NO_STORE = re.sub("[a-z]", lambda c: f"[{c[0].upper()}{c[0]}]", "file|local|memory|https?|data|ftp")
+NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in NO_STORES)
 # Text with something in it.
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
