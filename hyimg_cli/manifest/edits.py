@@ -24,7 +24,6 @@ from hyimg_cli.settings.file_names import template_of
 _NO_FOLDER = "prompts"
 # A single word that ends like the name of a file, as a slip of the pen in prompts.txt does.
 _LIKE_A_FILE = re.compile(r"\S*[\w/-]\.([A-Za-z]{1,5})")
-_MANIFESTS = ("jsonl", "csv", "tsv")
 
 
 def prompts_of(given: Sequence[str]) -> list[str]:
@@ -41,7 +40,7 @@ def prompts_of(given: Sequence[str]) -> list[str]:
             what = f"{text} looks like a file, but prompts are read from .txt files only"
             itself = f"--prompt '{text} '"
             hint = f"give a .txt file with one prompt per line; to use the word itself: {itself}"
-            if file[1].lower() in _MANIFESTS:
+            if file[1].lower() in ("jsonl", "csv", "tsv"):
                 hint = f"run a manifest without --prompt: hyimg generate {text}"
             faults.append(fault("prompt-file", what, "--prompt", hint))
         elif text.strip():

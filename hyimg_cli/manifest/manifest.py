@@ -21,7 +21,6 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
 
 _STEM_LENGTH = 100
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = b"\xef\xbb\xbf"
 # So many lines in a row that are no JSON objects are those of a file of another kind.
 _MOST_UNREAD = 1000
@@ -141,7 +140,7 @@ class _Reading:
 
     def read(self, data: bytes) -> None:
         first = next(filter(None, map(bytes.strip, BytesIO(data))), b"")
-        if data.startswith(_UTF16) or b"\0" in data[:2]:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2]:
             what, hint = "the file is UTF-16 or similar, not UTF-8", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
         elif not first:

@@ -18,7 +18,6 @@ from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS
 _PRIVATE = ("metadata", "name", *LINEAGE)
 # Paths of sources that are kept for the next line.
 _PATHS_NEAR = 1024
-_COMMON = ("custom_id", "task", "prompt", "model")
 # Options of a picture that count where the text before it is written, or given.
 _OF_TEXT = ("bot_task", "drop_think", "ar_seed")
 
@@ -29,7 +28,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
     options = VIDEO_OPTIONS if isinstance(job, VideoJob) else PICTURE_OPTIONS
-    entry = {name: getattr(job, name) for name in _COMMON}
+    entry = {name: getattr(job, name) for name in ("custom_id", "task", "prompt", "model")}
     for name, unsaid in options.items():
         if (value := getattr(job, name)) != unsaid and name not in _OF_TEXT:
             entry[name] = value

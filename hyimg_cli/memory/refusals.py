@@ -23,7 +23,15 @@ OFFLOAD_EXPERTS = "--offload-experts"
 QUANTIZATION = "--quantization"
 TENSOR, _CFG, _CONTEXT = (f"--{name}-parallel-size" for name in ("tensor", "cfg", "context"))
 # Slugs that are not named after their flag.
-_SLUGS = {UTILIZATION: "gpu-memory", OFFLOAD_EXPERTS: "cpu-offload", _CFG: "tensor-parallel"}
+_CODES = {
+    UTILIZATION: "usage.gpu-memory",
+    OFFLOAD: "usage.cpu-offload",
+    OFFLOAD_EXPERTS: "usage.cpu-offload",
+    QUANTIZATION: "usage.quantization",
+    TENSOR: "usage.tensor-parallel",
+    _CFG: "usage.tensor-parallel",
+    _CONTEXT: "usage.context-parallel",
+}
 
 
 def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
@@ -180,5 +188,4 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
 
 
 def _refused(what: str, hint: str, flag: str) -> UsageError:
-    slug = _SLUGS.get(flag, flag[2:].removesuffix("-size"))
-    return UsageError(what, where=flag, hint=hint, code=f"usage.{slug}")
+    return UsageError(what, where=flag, hint=hint, code=_CODES[flag])

@@ -208,7 +208,7 @@ def test_while_it_loads_nothing_is_taken(make_server: Callable[..., Any]) -> Non
         posted = httpx.post(f"{url}{GENERATE}", json={"prompt": "a"})
         assert posted.status_code == 503
         assert httpx.get(f"{url}/metrics").text.count("hyimg_ready 0.0") == 1
-        running.server.request_stop()
+        running.server.is_stopping = True
         loaded.set()
         thread.join(20)
         assert not thread.is_alive()
