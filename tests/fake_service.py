@@ -174,7 +174,7 @@ class Running:
             finally:
                 self.service.gate.set()
                 self.service.hold.set()
-                self.server.request_stop()
+                self.server.is_stopping = True
                 self.thread.join(20)
                 for client in self._clients:
                     client.close()

@@ -32,7 +32,7 @@ def generate(ctx: typer.Context) -> None:
     style = render.style_of(ctx.params)
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
     request = request_of(ctx.params)
-    if request.config.candidates.is_on:
+    if request.config.candidates.score or request.config.candidates.draft_steps:
         again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
         raise typer.Exit(show_best_of(request, style, again=again))
     place = shown_place(request.config.output.folder)

@@ -77,6 +77,10 @@ class Cost:
     kv_bytes_peak: int = 0
 
 
+# What is counted in both.
+_OF_BOTH = ("image_encodes", "prompt_encodes", "kept_encodes", "texts", "shared_texts")
+
+
 def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int, first: int = 0) -> Cost:
     """The cost of one job of so many rows, from denoise step `first` on."""
     unshared = tokens.positive + tokens.negative
@@ -93,20 +97,16 @@ def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int, first: i
         jobs=1,
         denoise_steps=steps - first,
         full_steps=full,
-        image_encodes=tokens.image_encodes,
         ar_prefill_rows=tokens.ar_prefill - tokens.ar_shared,
         ar_shared_rows=tokens.ar_shared,
-        texts=tokens.texts,
-        shared_texts=tokens.shared_texts,
         think_rows=tokens.assumed_think,
         spared_think_rows=tokens.spared_think,
         prefix_rows=unshared - from_ar - from_positive,
         prefix_rows_unshared=unshared,
         denoise_rows=forwards * tokens.step_rows,
         forwards=forwards,
-        prompt_encodes=tokens.prompt_encodes,
-        kept_encodes=tokens.kept_encodes,
         kv_bytes_peak=kv_rows * kv_bytes_per_token,
+        **{name: getattr(tokens, name) for name in _OF_BOTH},
     )
 
 

@@ -14,18 +14,16 @@ from typing import Any
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of
 from hyimg_cli.manifest.line import fault
-from hyimg_cli.manifest.manifest import Manifest, manifest_of
+from hyimg_cli.manifest.manifest import BOM, Manifest, manifest_of
 from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.resolved import leading_from
 from hyimg_cli.manifest.sources import Sources
 from hyimg_cli.media.images import SUFFIXES
 from hyimg_cli.settings.file_names import template_of
 
-_BOM = b"\xef\xbb\xbf"
 _NO_FOLDER = "prompts"
 # A single word that ends like the name of a file, as a slip of the pen in prompts.txt does.
 _LIKE_A_FILE = re.compile(r"\S*[\w/-]\.([A-Za-z]{1,5})")
-_MANIFESTS = ("jsonl", "csv", "tsv")
 
 
 def prompts_of(given: Sequence[str]) -> list[str]:
@@ -40,17 +38,15 @@ def prompts_of(given: Sequence[str]) -> list[str]:
             prompts += _lines_of(Path(text), faults)
         elif file := _LIKE_A_FILE.fullmatch(text):
             what = f"{text} looks like a file, but prompts are read from .txt files only"
-            hint = (
-                "give a .txt file with one prompt per line; to use the word itself: --prompt "
-                f"'{text} '"
-            )
-            if file[1].lower() in _MANIFESTS:
+            itself = f"--prompt '{text} '"
+            hint = f"give a .txt file with one prompt per line; to use the word itself: {itself}"
+            if file[1].lower() in ("jsonl", "csv", "tsv"):
                 hint = f"run a manifest without --prompt: hyimg generate {text}"
-            faults.append(fault("prompt-file", what, where="--prompt", hint=hint))
+            faults.append(fault("prompt-file", what, "--prompt", hint))
         elif text.strip():
             prompts.append(text)
         else:
-            faults.append(fault("empty-text", "the prompt is empty", where="--prompt"))
+            faults.append(fault("empty-text", "the prompt is empty", "--prompt"))
     if faults:
         raise ManifestError(faults)
     return list(dict.fromkeys(prompts))
@@ -59,15 +55,15 @@ def prompts_of(given: Sequence[str]) -> list[str]:
 def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
     try:
         data = bytes_of(path, SETTINGS_BYTES, or_stream=True)
-        lines = data.removeprefix(_BOM).decode().splitlines()
+        lines = data.removeprefix(BOM).decode().splitlines()
     except (OSError, ValueError) as error:
         what = f"the prompts cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         hint = "a --prompt that ends in .txt names a file with one prompt per line"
-        faults.append(fault("unreadable", what, where=path, hint=hint))
+        faults.append(fault("unreadable", what, path, hint))
         return []
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        faults.append(fault("empty", "the file has no prompts", where=path))
+        faults.append(fault("empty", "the file has no prompts", path))
     return prompts
 
 

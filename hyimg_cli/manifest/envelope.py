@@ -81,8 +81,7 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
             own[_PICTURES[key]] = [_path(one) for one in value] if is_list else _path(value)
         else:
             own[key] = value
-    has_pictures = bool(own.keys() & _PICTURES.keys())
-    return beside | {"task": tasks[has_pictures]} | own
+    return beside | {"task": tasks[bool(own.keys() & _PICTURES.keys())]} | own
 
 
 def _path(image: Any) -> Any:

@@ -1,29 +1,16 @@
 """The fields of a manifest line: settings that a job may say for itself, and what is its alone."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Interval
 
 from hyimg_cli.manifest.written import NOTE
-from hyimg_cli.settings.kinds import ANYTHING, CUSTOM_ID, MATRIX, Kind, Side, numbers, plain, text
+from hyimg_cli.settings.kinds import ANYTHING, CUSTOM_ID, MATRIX, Side, numbers, plain, text
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
-from hyimg_cli.settings.table import SETTINGS, TABLES, Declaration
+from hyimg_cli.settings.table import SETTINGS, TABLES, Field
 from hyimg_cli.spec.job import TASKS, AnyTask
 from hyimg_cli.spec.options import Seed
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of a line alone. `only`: the kind of job that has it, where not both do."""
-
-    name: str
-    kind: Kind
-    help: str
-    aliases: tuple[str, ...] = ()
-    only: JobKind | None = None
-
 
 _SIDE = plain(Side)
 _TOKENS = numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536)
@@ -54,10 +41,7 @@ _OWN = (
     Field("draft_of", CUSTOM_ID, "Job that this is a draft of."),
     Field("metadata", ANYTHING, "Copy this object to the result."),
 )
-FIELDS: tuple[Field | Declaration, ...] = (
-    *_OWN,
-    *(row for row in SETTINGS.values() if row.in_line),
-)
+FIELDS: tuple[Field, ...] = (*_OWN, *(row for row in SETTINGS.values() if row.in_line))
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
 # Fields that name files.
 PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathKind)}

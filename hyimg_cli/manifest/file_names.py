@@ -104,9 +104,9 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
         if earlier < len(sides) <= later:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
             what = f'"{paths[later]}" is reserved for files of "{owner.custom_id}"'
-            where = f"{job.source_line}: custom_id"
             hint = "rename it: names there cannot end in .mask, .redraw or .reference"
-            yield job.source_line, fault("duplicate-name", what, where=where, hint=hint)
+            where = f"{job.source_line}: custom_id"
+            yield job.source_line, fault("duplicate-name", what, where, hint)
 
 
 def path_of(job: Job) -> str:
@@ -126,4 +126,4 @@ def suffix_of(job: Job) -> str:
 def _fault(job: Job, setting: Setting, slug: str, what: str, hint: str) -> HyimgError:
     is_own = "name" in job.user_fields or setting.origin == "default"
     where = f"{job.source_line}: name" if is_own else f"{job.source_line}: --name"
-    return fault(slug, what, where=where, hint=hint)
+    return fault(slug, what, where, hint)

@@ -83,7 +83,7 @@ class ManifestLine:
         return dict(zip(self.names, self.values, strict=True))
 
 
-def fault(slug: str, what: str, *, where: Path | str, hint: str = "") -> UsageError:
+def fault(slug: str, what: str, where: Path | str, hint: str = "") -> UsageError:
     """A fault of the manifest's text, with the code `manifest.<slug>`."""
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
@@ -128,8 +128,7 @@ def idle_fields(
         is_dynamic = fields.get("use_system_prompt") == "dynamic"
         idle = dict.fromkeys((*AR_FIELDS, *(() if is_dynamic else ("bot_task",))), reason)
     elif bot_task == "none":
-        reason = "bot_task is none, so no text is written"
-        idle = dict.fromkeys((*AR_FIELDS, "drop_think"), reason)
+        idle = dict.fromkeys((*AR_FIELDS, "drop_think"), "bot_task is none, so no text is written")
     else:
         if fields.get("temperature") == 0:
             reason = "temperature is 0, so the most likely token is always chosen"
@@ -171,7 +170,7 @@ class IdClaims:
         for name in names:
             if not is_custom_id(name):
                 what = f'"{name}" has more than 128 characters'
-                return [fault("bad-id", what, where=f"{where}: custom_id")]
+                return [fault("bad-id", what, f"{where}: custom_id")]
             if name in self:
                 folded = name.casefold()
                 twin, owner = self._spelled.get(folded, folded), self._line_of[folded]
@@ -179,7 +178,7 @@ class IdClaims:
                 if twin != name:
                     what = f'"{name}" and "{twin}" differ only in case'
                 hint = f"give each line its own custom_id; line {owner} has this one"
-                return [fault("duplicate-id", what, where=where, hint=hint)]
+                return [fault("duplicate-id", what, where, hint)]
         for name in names:
             folded = name.casefold()
             if folded == name:
@@ -203,24 +202,23 @@ class Line:
         self.faults: list[HyimgError] = []
         self.unknown = 0
 
-    def add(self, slug: str, what: str, *, field: str = "", hint: str = "") -> None:
-        """Adds a fault of the line, or of a field in it."""
+    def add(self, slug: str, what: str, field: str = "", hint: str = "") -> None:
+        """Add a fault of the line, or of a field in it."""
         where = f"{self.where}: {field}" if field else self.where
-        self.faults.append(fault(slug, what, where=where, hint=hint))
+        self.faults.append(fault(slug, what, where, hint))
 
     def add_unknown(self, key: str, value: Any = None) -> None:
         """Adds the fault of a key that no field has; of very many the first alone."""
         self.unknown += 1
         if self.unknown <= _MOST_UNKNOWN:
             what, hint = _not_a_field(key, value)
-            self.add("unknown-field", what, field=plain_key(key), hint=hint)
+            self.add("unknown-field", what, plain_key(key), hint)
 
     def end_unknown(self, what: str) -> None:
         """Adds how many more there were; `what` they are."""
         if self.unknown > _MOST_UNKNOWN:
-            self.add(
-                "unknown-field", f"{self.unknown - _MOST_UNKNOWN:,} more {what} are not fields"
-            )
+            more = self.unknown - _MOST_UNKNOWN
+            self.add("unknown-field", f"{more:,} more {what} are not fields")
 
     def done(self, number: int) -> ManifestLine:
         """The line as it is kept."""
@@ -267,7 +265,7 @@ class Line:
         try:
             yield
         except BadValue as bad:
-            self.add(bad.slug, bad.what, field=field, hint=bad.hint)
+            self.add(bad.slug, bad.what, field, bad.hint)
 
     def children(self) -> list["Line"]:
         """The lines that a matrix makes of this one, each checked; none where there is no matrix.
@@ -278,11 +276,9 @@ class Line:
         if "seed" in self.axes:
             both |= {"n", "seeds"} & self.given
         for name in sorted(both):
-            what = (
-                f"{name} cannot be used with a matrix of "
-                f"{'seed' if name in ('n', 'seeds') else name}"
-            )
-            self.add("conflict", what, field=name, hint="remove one of the two")
+            axis = "seed" if name in ("n", "seeds") else name
+            what = f"{name} cannot be used with a matrix of {axis}"
+            self.add("conflict", what, name, "remove one of the two")
         if not self.axes or self.faults:
             return []
         children = [
@@ -299,7 +295,7 @@ class Line:
             if len(same) < len(children):
                 self.faults += same
             else:  # of all of them alike: a fault of the line
-                self.add(code.partition(".")[2], what, field=place, hint=same[0].hint)
+                self.add(code.partition(".")[2], what, place, same[0].hint)
         return children
 
     def _child(self, texts: Mapping[str, str]) -> "Line":
@@ -319,9 +315,7 @@ class Line:
         elif known.name in self.given:
             self.refused.add(known.name)
             hint = f"give one of {', '.join((known.name, *known.aliases))}"
-            self.add(
-                "duplicate-field", f"{known.name} is given under two names", field=key, hint=hint
-            )
+            self.add("duplicate-field", f"{known.name} is given under two names", key, hint)
         else:
             self.given.add(known.name)
             try:
@@ -329,7 +323,7 @@ class Line:
             except BadValue as bad:
                 self.refused.add(known.name)
                 hint = "remove the field to use its default" if value is None else bad.hint
-                self.add(bad.slug, bad.what, field=key, hint=hint)
+                self.add(bad.slug, bad.what, key, hint)
                 return
             if known.name == "matrix":
                 self.given.discard("matrix")
@@ -344,13 +338,11 @@ class Line:
         sides = {"width", "height"} & self.given
         if sides and "size" in self.given:
             hint = "give either size, or width and height"
-            self.add("conflict", "the size is given twice", field="size", hint=hint)
+            self.add("conflict", "the size is given twice", "size", hint)
         elif len(sides) == 1:
             (side,) = sides
             (other,) = {"width", "height"} - sides
-            self.add(
-                "conflict", f"{side} is given without {other}", field=side, hint=f"give {other} too"
-            )
+            self.add("conflict", f"{side} is given without {other}", side, f"give {other} too")
         elif sides and not sides & self.refused:
             self.given = self.given - sides | {"size"}
             height, width = self.fields.pop("height"), self.fields.pop("width")
@@ -359,18 +351,18 @@ class Line:
         self._check_task()
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
-                hint = f"give {other} or seeds"
-                self.add("conflict", f"{other} cannot be used with seeds", field=other, hint=hint)
+                what = f"{other} cannot be used with seeds"
+                self.add("conflict", what, other, f"give {other} or seeds")
         is_candidate = "candidate_of" in self.given
         for name in sorted(
             ({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given
         ):
             what = "a candidate has one result" if is_candidate else "it needs candidate_of"
-            self.add("conflict", what, field=name, hint="remove the field")
+            self.add("conflict", what, name, "remove the field")
         # A region turns keep_outside on, unless the line says otherwise.
         if "region" in self.fields and not self.fields.setdefault("keep_outside", True):
             what = "a region needs keep_outside, which is false"
-            self.add("conflict", what, field="region", hint="remove one of the two")
+            self.add("conflict", what, "region", "remove one of the two")
         if self.fields.get("task") not in VIDEO_TASKS:
             self._check_text()
 
@@ -378,60 +370,47 @@ class Line:
         """Checks that prompt, images and all other fields fit the task; fills in the task."""
         if "prompt" not in self.given:
             hint = "describe what it should show"
-            self.add("missing-field", "the line has no prompt", field="prompt", hint=hint)
+            self.add("missing-field", "the line has no prompt", "prompt", hint)
         if "task" in self.refused:
             return
         if "images" not in self.refused:
             images = self.fields.get("images", ())
             task = self.fields.setdefault("task", "it2i" if images else "t2i")
             if task in _WITHOUT_IMAGES and not images:
-                hint = _WITHOUT_IMAGES[task]
-                self.add("missing-field", f"{task} needs images", field="images", hint=hint)
+                self.add("missing-field", f"{task} needs images", "images", _WITHOUT_IMAGES[task])
             if task == "t2i" and images:
                 hint = "use task it2i, or remove the images"
-                self.add("conflict", "t2i does not use images", field="images", hint=hint)
+                self.add("conflict", "t2i does not use images", "images", hint)
         task = self.fields.get("task", "t2i")
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
             hint = "remove the field"
             if not (task in VIDEO_TASKS or "task" in self.given):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
-            self.add("foreign-field", foreign[name], field=name, hint=hint)
+            self.add("foreign-field", foreign[name], name, hint)
 
     def _check_text(self) -> None:
         """Checks the fields about the text that the AR stage writes or is given."""
         # A ratio is of a given text, and the only word on the size.
         if "ratio_index" in self.given:
             if self.given.isdisjoint(COT_FIELDS):
-                hint = "give size instead"
-                self.add(
-                    "unconsumed", "it needs a given text (cot_text)", field="ratio_index", hint=hint
-                )
+                what, hint = "it needs a given text (cot_text)", "give size instead"
+                self.add("unconsumed", what, "ratio_index", hint)
             if not self.fields.get("size", SizeRequest()).is_auto:
+                what = "ratio_index cannot be used with a size"
                 hint = "remove ratio_index: the size has changed"
-                self.add(
-                    "conflict",
-                    "ratio_index cannot be used with a size",
-                    field="ratio_index",
-                    hint=hint,
-                )
+                self.add("conflict", what, "ratio_index", hint)
         if {"written"} & self.given - self.refused:
             self._settle_written()
         elif self.given.issuperset(COT_FIELDS):
-            hint = "remove one of the two"
-            self.add(
-                "conflict",
-                "cot_text cannot be used with cot_token_ids",
-                field="cot_text",
-                hint=hint,
-            )
+            what = "cot_text cannot be used with cot_token_ids"
+            self.add("conflict", what, "cot_text", "remove one of the two")
         idle = idle_fields(self.fields, self.given, self.fields.get("bot_task"))
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"
         for name, reason in idle.items():
-            what = f"it has no effect: {reason}"
-            self.add("unconsumed", what, field=name, hint="remove the field")
+            self.add("unconsumed", f"it has no effect: {reason}", name, "remove the field")
 
     def _settle_written(self) -> None:
         """Keeps the one form of a written text that counts: its own tokens as long as nobody edited
@@ -445,18 +424,16 @@ class Line:
         if text is None:
             if ids is None:
                 hint = "restore the text, or remove written to have a new one written"
-                self.add("written", "the line has no text", field="written", hint=hint)
+                self.add("written", "the line has no text", "written", hint)
         elif found["text_sha256"] != noted["text_sha256"]:
             if why := tag_fault(noted, text):
-                self.add("written", f"edited: {why}", field="cot_text", hint=_TAGS_HINT)
+                self.add("written", f"edited: {why}", "cot_text", _TAGS_HINT)
             self._leave_out("cot_token_ids")
         elif ids is not None:
             if found["ids_sha256"] != noted["ids_sha256"]:
-                what, hint = (
-                    "it was edited, but cot_text was not",
-                    "edit cot_text, and leave the tokens unchanged",
-                )
-                self.add("written", what, field="cot_token_ids", hint=hint)
+                what = "it was edited, but cot_text was not"
+                hint = "edit cot_text, and leave the tokens unchanged"
+                self.add("written", what, "cot_token_ids", hint)
             self._leave_out("cot_text")
 
     def _leave_out(self, name: str) -> None:

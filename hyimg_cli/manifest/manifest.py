@@ -21,8 +21,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
 
 _STEM_LENGTH = 100
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 # So many lines in a row that are no JSON objects are those of a file of another kind.
 _MOST_UNREAD = 1000
 _NO_LIST = "write one JSON object per line, without a list around them"
@@ -32,10 +31,8 @@ _OTHER_FILES = {
     b"\xd0\xcf\x11\xe0": ("a spreadsheet", 'save it as "CSV UTF-8"'),
     b"PAR1": (
         "a Parquet file",
-        (
-            'convert it to CSV: python -c "import pandas; '
-            "pandas.read_parquet('{0}').to_csv('{1}.csv', index=False)\""
-        ),
+        'convert it to CSV: python -c "import pandas; '
+        "pandas.read_parquet('{0}').to_csv('{1}.csv', index=False)\"",
     ),
     b"\x1f\x8b": ("a gzip file", "decompress it: gunzip -k {0}"),
 }
@@ -85,7 +82,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         kind, hint = _OTHER_FILES[start]
         slug, what = "other-file", f"this is {kind}, not a manifest"
         hint = hint.format(where, str(where).removesuffix(where.suffix))
-    raise fault(slug, what, where=where, hint=hint)
+    raise fault(slug, what, where, hint)
 
 
 @gc_paused()
@@ -97,7 +94,7 @@ def manifest_of(
     """
     name = name or _id_stem(title)
     reading = _Reading(title, name, suffix)
-    reading.read(data.removeprefix(_BOM))
+    reading.read(data.removeprefix(BOM))
     lines, faults = tuple(reading.lines), tuple(reading.faults)
     return Manifest(name, folder, digest.of_bytes(data), lines, faults, title, reading.bad_ids)
 
@@ -114,7 +111,7 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
         while place and place not in ids:
             place = place.rpartition(": ")[0]
         # One line of a matrix may be wrong by itself; of a line that is wrong none is run.
-        name = ids.get(place) or manifest.bad_ids.get(_line_number(manifest, one))
+        name = ids.get(place) or manifest.bad_ids.get(line_number(manifest, one))
         if name is not None:
             by_id.setdefault(name, []).append(one)
     return by_id
@@ -122,11 +119,11 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
 
 def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
     """The faults as they stand in the file; those of the whole file come first."""
-    return sorted(faults, key=lambda one: _line_number(manifest, one))
+    return sorted(faults, key=lambda one: line_number(manifest, one))
 
 
-def _line_number(manifest: Manifest, one: HyimgError) -> int:
-    """The line that a fault is in, from 1; 0 for one of the whole file."""
+def line_number(manifest: Manifest, one: HyimgError) -> int:
+    """Return the line that a fault is in, from 1; 0 for one of the whole file."""
     match = re.match(re.escape(manifest.title) + r":([0-9]+)(?:[: ]|$)", one.where)
     return int(match[1]) if match else 0
 
@@ -143,7 +140,7 @@ class _Reading:
 
     def read(self, data: bytes) -> None:
         first = next(filter(None, map(bytes.strip, BytesIO(data))), b"")
-        if data.startswith(_UTF16) or b"\0" in data[:2]:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2]:
             what, hint = "the file is UTF-16 or similar, not UTF-8", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
         elif not first:
@@ -166,7 +163,7 @@ class _Reading:
                     self.bad_ids[number] = free
 
     def _refuse_file(self, slug: str, what: str, hint: str) -> None:
-        self.faults.append(fault(slug, what, where=self.title, hint=hint))
+        self.faults.append(fault(slug, what, self.title, hint))
 
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
         """The lines of JSON or of prompts that are not empty, with their numbers."""
@@ -224,7 +221,7 @@ def _id_stem(stem: str) -> str:
 def _bytes_of(stream: TextIO | None) -> bytes:
     if stream is None:  # the process was started without one
         hint = "pipe the lines in, or name a file"
-        raise fault("missing", "standard input is closed", where="stdin", hint=hint)
+        raise fault("missing", "standard input is closed", "stdin", hint)
     buffer = getattr(stream, "buffer", None)
     if buffer is None:
         return stream.read().encode("utf-8", "surrogatepass")

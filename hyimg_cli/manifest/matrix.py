@@ -1,7 +1,7 @@
 """The matrix of a line: which fields it combines, and by which values."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hyimg_cli.manifest.fields import IN_MATRIX
@@ -14,11 +14,14 @@ MOST = 1000
 Axes = dict[str, dict[str, Any]]
 
 
-def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
-    """The axes of a matrix. Each fault goes to `add`, and its axis is left out.
+def axes_of(lists: Any, add: Callable[..., None]) -> Axes:
+    """Return the axes of a matrix. Each fault goes to `add`, and its axis is left out.
 
-    Raises BadValue where all together would be too many jobs.
+    Raises BadValue if it is not an object, and if all together would be too many jobs.
     """
+    if type(lists) is not dict or not lists:
+        hint = 'for example {"guidance_scale": [2.5, 5], "seed": [1, 2, 3]}'
+        raise BadValue(f"{shown(lists)} is not an object of lists", hint, "wrong-type")
     sides = [len(values) for values in lists.values() if isinstance(values, list)]
     if max(len(lists), *sides, 0) > MOST:
         hint = f"the limit is {MOST} jobs per line"
@@ -29,11 +32,11 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
             name, axis = _read_axis(key, values)
         except BadValue as bad:
             place = f"matrix.{key if key.isidentifier() else shown(key, 40)}"
-            add(bad.slug, bad.what, field=place, hint=bad.hint)
+            add(bad.slug, bad.what, place, bad.hint)
             continue
         if name in axes:
             what = f"{name} is given under two names"
-            add("duplicate-field", what, field="matrix", hint="remove one of them")
+            add("duplicate-field", what, "matrix", "remove one of them")
         else:
             axes[name] = axis
     count = math.prod(map(len, axes.values()))

@@ -13,9 +13,6 @@ from collections.abc import Iterable, Mapping
 from hyimg_cli.settings.file_names import fault_of, fit, fold_name
 from hyimg_cli.spec import digest
 
-# Names without a mark of their kind; others have it behind them, so that cat.jpg stays cat beside
-# cat.png, which is cat-png, alone or not.
-PLAIN_SUFFIX = "jpg"
 _DIGITS = 10
 _LONGEST, _LONGEST_FOLDER, _KEPT = 60, 40, 28
 _AS_IT_IS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
@@ -41,7 +38,9 @@ def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str
     for name in sorted(set(names)):
         folder, slash, file = name.rpartition("/")
         stem, _, suffix = file.rpartition(".")
-        is_plain = suffix.lower() == PLAIN_SUFFIX
+        # Others have their kind behind them, so that cat.jpg stays cat beside cat.png, which is
+        # cat-png, alone or not.
+        is_plain = suffix.lower() == "jpg"
         if (
             len(stem) > _LONGEST
             or not _AS_IT_IS.fullmatch(stem)

@@ -54,16 +54,13 @@ class PictureLine(ResolvedLine):
             # Of a text that no seed changes the seed is idle.
             given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
             if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
-                what = (
-                    f"varying only the text would give {len(self.child_ids)} equal pictures: {why}"
-                )
+                equal = f"{len(self.child_ids)} equal pictures"
+                what = f"varying only the text would give {equal}: {why}"
                 yield self.fault("vary", what, "vary", "use vary: picture")
         count, most = len(self.images), self.card.most_images
         if count > most:
-            what = (
-                f"{counted(count, 'source image')}, but {self.card.name} takes "
-                f"{('at most ' + str(most)) if most else 'none'}"
-            )
+            limit = f"at most {most}" if most else "none"
+            what = f"{counted(count, 'source image')}, but {self.card.name} takes {limit}"
             hint = "remove the others" if most else "name a model that edits pictures"
             yield self.fault("too-many-images", what, "images", hint)
         elif count < self.card.fewest_images:
@@ -138,8 +135,7 @@ class PictureLine(ResolvedLine):
                 check_region(self._outside(), source)
         except SourceImageError as error:
             if error.code == "source.region":
-                place = f"{self.line.where}: region"
-                yield fault("region", error.what, where=place, hint=error.hint)
+                yield fault("region", error.what, f"{self.line.where}: region", error.hint)
         # Another size than the one that the kept source is fitted to.
         if asked.is_auto:
             return
@@ -231,5 +227,4 @@ class PictureLine(ResolvedLine):
 
     def _of_ratio(self, index: int | None) -> Size | None:
         """The size that a ratio token stands for; None where the model has no such ratio."""
-        sizes = (b.size for b in self.card.buckets if b.ratio_index == index)
-        return next(sizes, None)
+        return next((b.size for b in self.card.buckets if b.ratio_index == index), None)

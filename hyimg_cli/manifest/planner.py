@@ -23,8 +23,6 @@ from hyimg_cli.spec.work import picture_work, video_work
 # A written token costs a forward of its own: about as much as so many rows of a denoise step.
 _ROWS_OF_A_TOKEN = 256
 _ASSUMED_TEXT = 256
-# Counts stay below 2**63 whatever a manifest asks for.
-_VIDEO_UNIT = 10**6
 Key = TypeVar("Key", bound=Hashable)
 One = TypeVar("One")
 
@@ -172,7 +170,8 @@ def planned_work(
         card = video_card_of(job.model)
         film = video_work(job, card)
         forward = card.forward.flops(film.grid) or math.prod(film.grid)
-        return max(1, forward * film.levels * job.branch_count // _VIDEO_UNIT)
+        # In millions: counts stay below 2**63 whatever a manifest asks for.
+        return max(1, forward * film.levels * job.branch_count // 10**6)
     work = picture_work(job, card_of(job.model))
     written = min(_ASSUMED_TEXT, job.text.max_new_tokens) if job.writes_text else 0
     return work.denoise + work.read + written * _ROWS_OF_A_TOKEN

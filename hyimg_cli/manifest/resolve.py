@@ -93,14 +93,13 @@ def resolve_jobs(
             field, name, _ = refused[0]
             what = f"lines may not use the model {shown(name)}"
             hint = f"{as_given(listed)} allows: {', '.join(listed.value) or 'none'}"
-            where = f"{line.where}: {field}"
-            faults.append(fault("model-not-allowed", what, where=where, hint=hint))
+            faults.append(fault("model-not-allowed", what, f"{line.where}: {field}", hint))
             continue
         card = find_card(model, is_video)
         if isinstance(card, HyimgError):
             if "model" not in fields:
                 raise card
-            faults.append(fault("model", card.what, where=f"{line.where}: model", hint=card.hint))
+            faults.append(fault("model", card.what, f"{line.where}: model", card.hint))
             continue
         values = without_line(model, is_video, bool(fields.get("images"))) | fields
         kind = VideoLine if is_video else PictureLine
@@ -112,5 +111,4 @@ def resolve_jobs(
         if not found:
             jobs += map(resolved.job, range(len(resolved.child_ids)))
     # What a setting caused is the same in every line; it is said once.
-    once = {(one.where, one.what): one for one in faults}
-    return jobs, list(once.values())
+    return jobs, list({(one.where, one.what): one for one in faults}.values())

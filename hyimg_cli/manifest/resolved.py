@@ -18,7 +18,6 @@ from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS
 _PRIVATE = ("metadata", "name", *LINEAGE)
 # Paths of sources that are kept for the next line.
 _PATHS_NEAR = 1024
-_COMMON = ("custom_id", "task", "prompt", "model")
 # Options of a picture that count where the text before it is written, or given.
 _OF_TEXT = ("bot_task", "drop_think", "ar_seed")
 
@@ -29,7 +28,7 @@ def job_to_json(job: Job) -> dict[str, Any]:
     Fields that no stage would consume are left out; `images` stand as the job has them.
     """
     options = VIDEO_OPTIONS if isinstance(job, VideoJob) else PICTURE_OPTIONS
-    entry = {name: getattr(job, name) for name in _COMMON}
+    entry = {name: getattr(job, name) for name in ("custom_id", "task", "prompt", "model")}
     for name, unsaid in options.items():
         if (value := getattr(job, name)) != unsaid and name not in _OF_TEXT:
             entry[name] = value
@@ -155,21 +154,18 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
     if job.has_given_text:
         ids = job.cot_token_ids
         given = {"cot_text": job.cot_text} if ids is None else {"cot_token_ids": list(ids)}
-        is_dynamic = job.use_system_prompt == "dynamic"
-        task = {"bot_task": job.bot_task} if is_dynamic else {}
+        task = {"bot_task": job.bot_task} if job.use_system_prompt == "dynamic" else {}
         written = {"written": json.loads(job.written_json)} if job.written_json else {}
         return {**given, **task, "drop_think": job.drop_think, **written}
-    if not job.writes_text:
-        return {"bot_task": job.bot_task}
-    text = job.text
-    by_chance = {"ar_seed": job.ar_seed, "top_k": text.top_k, "top_p": text.top_p}
-    return {
-        "bot_task": job.bot_task,
-        **({"drop_think": job.drop_think} if job.bot_task != "recaption" else {}),
-        "temperature": text.temperature,
-        **(by_chance if text.temperature else {}),
-        "max_new_tokens": text.max_new_tokens,
-    }
+    entry: dict[str, Any] = {"bot_task": job.bot_task}
+    if job.writes_text:
+        if job.bot_task != "recaption":
+            entry["drop_think"] = job.drop_think
+        entry["temperature"] = job.text.temperature
+        if job.text.temperature:  # by chance
+            entry |= {"ar_seed": job.ar_seed, "top_k": job.text.top_k, "top_p": job.text.top_p}
+        entry["max_new_tokens"] = job.text.max_new_tokens
+    return entry
 
 
 def size_text(size: SizeRequest) -> str:

@@ -41,26 +41,24 @@ class ResolvedLine:
 
     def own(self, index: int) -> dict[str, Any]:
         """The fields of a job that no setting decides alone."""
+        lineage, fields = ALONE, self.fields
+        if fields.keys() & {"candidate_of", "draft_of"}:
+            lineage = Lineage(**{name: fields[name] for name in LINEAGE if name in fields})
+        elif len(self.child_ids) > 1:
+            lineage = Lineage(fields["custom_id"], index)
         return {
             "custom_id": self.child_ids[index],
-            "task": self.fields["task"],
-            "prompt": self.fields["prompt"],
+            "task": fields["task"],
+            "prompt": fields["prompt"],
             "images": self.images,
             "model": self.model,
             "file_name": self.values["name"],
-            "metadata_json": self.fields.get("metadata", "null"),
+            "metadata_json": fields.get("metadata", "null"),
             "extra_json": self.line.extra_json,
             "source_line": self.line.where,
             "user_fields": self.line.given,
-            "lineage": self._lineage(index),
+            "lineage": lineage,
         }
-
-    def _lineage(self, index: int) -> Lineage:
-        """As the line says, or the number of one of its several results."""
-        fields = self.fields
-        if fields.keys() & {"candidate_of", "draft_of"}:
-            return Lineage(**{name: fields[name] for name in LINEAGE if name in fields})
-        return Lineage(fields["custom_id"], index) if len(self.child_ids) > 1 else ALONE
 
     def seed(self, index: int) -> int:
         """The seed of one of the results: as listed, counted up from one given, or by its id."""
@@ -122,12 +120,11 @@ class ResolvedLine:
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
         """A fault at the line's field, or at the setting that gave the value."""
         place = self.line.where if name in self.line.given else self.settings[name].origin
-        return fault(slug, what, where=f"{place}: {name}", hint=hint)
+        return fault(slug, what, f"{place}: {name}", hint)
 
     def unused(self, name: str, reason: str) -> HyimgError:
         """The fault of a field that would change nothing."""
-        what = f"it has no effect: {reason}"
-        return self.fault("unconsumed", what, name, "remove the field")
+        return self.fault("unconsumed", f"it has no effect: {reason}", name, "remove the field")
 
 
 def count_up(seed: int, by: int) -> int:

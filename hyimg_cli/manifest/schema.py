@@ -29,13 +29,11 @@ class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _Line(BaseModel):
+class _Line(_Closed):
     """So are they in a line, but for what is copied through."""
 
     model_config = ConfigDict(
         extra="allow",
-        strict=True,
-        allow_inf_nan=False,
         json_schema_extra={"patternProperties": {"^x_": {}}, "additionalProperties": False},
     )
     __pydantic_extra__: dict[Annotated[str, Field(pattern="^x_")], Any]
@@ -87,16 +85,17 @@ def _line(
     title: str, kind: JobKind | None, without: Collection[str] = (), **own: Any
 ) -> type[BaseModel]:
     """A line of one kind of job; None: with the fields of all, but those it is `without`."""
+    read = [one for one in FIELDS if kind is None or one.concerns(kind, denoises_latents=True)]
     # Lists of what each field may hold.
     axes: dict[str, Any] = {
         name: (Annotated[list[field.kind.annotation], Len(1, MOST)], _unset("", uniqueItems=True))  # type: ignore[name-defined]
         for name, field in IN_MATRIX.items()
-        if kind is None or field.only in (None, kind, "latents")
+        if field in read
     }
     matrix = create_model(f"Matrix of {kind or 'any'}", __base__=_Closed, **axes)
     fields: dict[str, Any] = {}
-    for field in FIELDS:
-        if field.name not in without and (kind is None or field.only in (None, kind, "latents")):
+    for field in read:
+        if field.name not in without:
             annotation = matrix if field.name == "matrix" else field.kind.annotation
             for name in (field.name, *field.aliases):
                 fields[name] = (annotation, _unset(field.help))

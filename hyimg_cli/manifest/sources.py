@@ -71,7 +71,7 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
             hint = "add --recursive to include subfolders"
         what = "; ".join(("no images found", *search.notes()))
         where = ", ".join(arguments[:_NAMED])
-        search.faults.append(fault("no-pictures", what, where=where, hint=hint))
+        search.faults.append(fault("no-pictures", what, where, hint))
     if search.faults:
         raise ManifestError(search.faults)
     base = next(iter(bases.values()))
@@ -157,25 +157,21 @@ class _Search:
                 yield name
 
     def _refuse(self, what: str, where: str, hint: str) -> None:
-        self.faults.append(fault("missing", what, where=where, hint=hint))
+        self.faults.append(fault("missing", what, where, hint))
 
     def _refuse_unreadable(self, error: OSError) -> None:
         what = f"the folder cannot be read: {error.strerror}"
-        self.faults.append(fault("unreadable", what, where=str(error.filename)))
+        self.faults.append(fault("unreadable", what, str(error.filename)))
 
     def notes(self) -> Iterator[str]:
         """Sentences on the files left out, one for each reason."""
         for reason, (one, many) in _REASONS.items():
             if names := self.left_out[reason]:
-                first = [
-                    name if name.isprintable() and _is_text(name) else shown(name)
-                    for name in sorted(names)[:_NAMED]
-                ]
+                some = sorted(names)[:_NAMED]
+                first = [name if name.isprintable() else shown(name) for name in some]
                 rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                yield (
-                    f"skipped {len(names):,} {one if len(names) == 1 else many}: "
-                    f"{', '.join(first)}{rest}"
-                )
+                kind = one if len(names) == 1 else many
+                yield f"skipped {len(names):,} {kind}: {', '.join(first)}{rest}"
         if self.repeated:
             yield f"used once, though named more than once: {self.repeated}"
 

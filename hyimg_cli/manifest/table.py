@@ -31,8 +31,7 @@ def read_table(
     except UnicodeDecodeError as error:
         number = data[: error.start].count(b"\n") + 1
         hint = 'save the table as UTF-8; in a spreadsheet program, choose "CSV UTF-8"'
-        where = f"{title}:{number}"
-        faults.append(fault("not-utf8", "the line is not UTF-8", where=where, hint=hint))
+        faults.append(fault("not-utf8", "the line is not UTF-8", f"{title}:{number}", hint))
         return
     head = text.lstrip().partition("\n")[0]
     if delimiter == "," and "," not in head and ";" in head:
@@ -44,9 +43,7 @@ def read_table(
         return
     records = list(rows)
     if not records and not faults:
-        faults.append(
-            fault("empty", "the file has no jobs", where=title, hint="write one job per row")
-        )
+        faults.append(fault("empty", "the file has no jobs", title, "write one job per row"))
     for number, row in records:
         line, named = Line(f"{title}:{number}"), zip(columns, row, strict=False)
         # Cells under unknown names are left out: the name is the fault.
@@ -74,8 +71,8 @@ def _rows(
             number = reader.line_num + 1
     except csv.Error as error:
         hint = 'write a cell that contains quotes "like ""this"""'
-        where = f"{title}:{number}"
-        faults.append(fault("bad-csv", f"not a valid record: {error}", where=where, hint=hint))
+        what = f"not a valid record: {error}"
+        faults.append(fault("bad-csv", what, f"{title}:{number}", hint))
     finally:
         csv.field_size_limit(most)
 
@@ -90,7 +87,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
         what = "the first row must name the columns"
-        faults.append(fault("no-header", what, where=place, hint=hint))
+        faults.append(fault("no-header", what, place, hint))
         return [None] * len(names)
     columns: list[str | None] = []
     header = Line(place)
@@ -102,7 +99,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
             header.add_unknown(name)
         elif column in columns and name:
             column, what, hint = None, f"{own} is given twice", "remove one of the columns"
-            header.add("duplicate-field", what, field=plain_key(name), hint=hint)
+            header.add("duplicate-field", what, plain_key(name), hint)
         columns.append(column)
     header.end_unknown("columns")
     faults += header.faults

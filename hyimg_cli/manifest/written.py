@@ -24,7 +24,6 @@ from hyimg_cli.spec.options import BOT_TASKS
 
 # Of a note, beside its tags.
 _LISTS = ("ending", "lengths", "withdrawn")
-_SECTION = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
 
 
 def read_note(value: Any) -> Any:
@@ -95,7 +94,7 @@ class Replay:
 def note(ids: Sequence[int], text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """The note of a text as it was written; `facts`: how it came about."""
     # Of the sections that the text has: of tags that are opened and closed.
-    tags = _tags(text, set(_SECTION.findall(text)))
+    tags = _tags(text, set(re.findall(r"<(\w+)>.*?</\1>", text, re.DOTALL)))
     return digests_of(text, ids) | {"tags": tags} | dict(facts)
 
 

@@ -243,7 +243,7 @@ def needs(
     branches = sum(one.branches * count for one, count in shares.items())
     room = config.batch.prefix_cache_mb * 1_000_000 if prefixes is None else prefixes
     # Where experts wait in main memory the VAE does, too: a half of it comes for each turn.
-    halves = (card.encoder_bytes, card.decoder_bytes) if choice.offloads_experts else (0, 0)
+    halves = card.vae_halves if choice.offloads_experts else (0, 0)
     images = {path for job in jobs for path in job.images}
     encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
     pixels = max(picture_work(job, card).pixels for job in jobs)
@@ -288,8 +288,7 @@ def picture_need(
     """
     waiting = work = 0
     if config.model.offloads_experts:
-        waiting = card.weights.experts_nbytes(*held_form(config))
-        waiting += card.encoder_bytes + card.decoder_bytes
+        waiting = card.weights.experts_nbytes(*held_form(config)) + sum(card.vae_halves)
     if jobs:
         found = _in_fullest_memory(needs(jobs, card, config, prefixes=0), card, config)
         work = found.widest(Together(together, together)).total
@@ -318,9 +317,8 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
     """Bytes of weights that one process loads; of experts that wait, what is on the device."""
-    waits = config.model.offloads_experts and card.routing is not None
-    count = card.offloaded_bytes if waits else card.loaded_bytes
-    return count(*held_form(config))
+    waits = config.model.offloads_experts
+    return card.loaded_bytes(*held_form(config), offloads_experts=waits)
 
 
 def footprint(

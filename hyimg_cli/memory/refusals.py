@@ -63,20 +63,14 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
     if choice.cpu_offload != "none" and not all(is_latent(job, config) for job in jobs):
-        what = (
-            "this model uses one network from the first token to the last step, so no part can "
-            "wait in "
-        )
+        what = "this model uses one network from the first token to the last step, so no part can"
         hint = f"use {QUANTIZATION} nf4 or fp8, or {OFFLOAD_EXPERTS}"
         hint += "; run the manifest's videos separately"
-        raise _refused(f"{what}main memory", hint, OFFLOAD)
+        raise _refused(f"{what} wait in main memory", hint, OFFLOAD)
     if choice.cpu_offload != "none" and parallel.vae_ranks > 1 and parallel.step_ranks > 1:
         flag = _CFG if parallel.cfg_ranks > 1 else _CONTEXT
-        what = (
-            f"with both --vae-patch-parallel-size and {flag}, a process holds a VAE in addition "
-            "to its"
-        )
-        raise _refused(f"{what} transformer", "remove one of the two", OFFLOAD)
+        what = f"with both --vae-patch-parallel-size and {flag}, a process holds a VAE in addition"
+        raise _refused(f"{what} to its transformer", "remove one of the two", OFFLOAD)
     for model in pictures:
         of_model = replace(choice, model=model)
         _refuse_of_pictures(of_model, parallel)
@@ -112,7 +106,7 @@ def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
     if card.routing is None and (choice.offloads_experts or is_quantized):
         what = f"only routed experts can be offloaded or quantized, and {choice.model} has none"
         asked = OFFLOAD_EXPERTS if choice.offloads_experts else QUANTIZATION
-        raise _refused(f"{what}", "remove it", asked)
+        raise _refused(what, "remove it", asked)
     if choice.offloads_experts:
         if choice.device == "balanced" or ranks > 1:
             hint = "remove it: several GPUs share the layers"
@@ -162,10 +156,8 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
         what = f"{card.name} cannot be split: diffusers has no plan for its transformer"
         hint = f"remove it; {_CFG} 2 and --replicas share the work instead"
     elif heads % ranks:
-        what, hint = (
-            f"the {heads} attention heads of {card.name} cannot be divided by {ranks}",
-            even,
-        )
+        what = f"the {heads} attention heads of {card.name} cannot be divided by {ranks}"
+        hint = even
     elif tokens % ranks:
         what = f"{job.custom_id} has {tokens} tokens ({job.size}, {job.num_frames} frames)"
         what, hint = f"{what}, not a multiple of {ranks}", even

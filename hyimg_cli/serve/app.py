@@ -44,12 +44,14 @@ logger = logging.getLogger(__name__)
 _TICK_S = 0.1
 # Below the usual limit of 1,024 open files per process; further connections get 503.
 MOST_CONNECTIONS = 512
-_MAKES_WORK = (*EVENTS, "/v1/batches")
-_SLUGS = {404: "route.not-found", 405: "route.method"}
 
 
 class Server:
-    """Serves one model: single requests and batches. `fault` is the error that ended it."""
+    """Serves one model: single requests and batches. `fault` is the error that ended it.
+
+    Once `is_stopping` is set it accepts no new work, and ends when the running single requests are
+    answered.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,6 @@ class Server:
         max_waiting: int = 64,
         max_steps: int = 100,
         grace: float = 30.0,
-        batches_at_once: int = 4,
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
         """Build a server around a service that has not started; `log` receives access log lines.
@@ -83,9 +84,8 @@ class Server:
         self.metrics, self.uploads = Metrics(), Uploads(state)
         wire = Wire(self.model, service.card.most_images, max_steps, self.uploads, settings)
         bodies, about = Bodies(self.uploads), (state, service, wire, self.metrics)
-        self.batches = Batches(*about, config, at_once=batches_at_once)
-        share = -(-max_waiting // max(1, len(keys)))
-        self.online = Online(*about, bodies, max_waiting, share)
+        self.batches = Batches(*about, config)
+        self.online = Online(*about, bodies, max_waiting, -(-max_waiting // max(1, len(keys))))
         routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),
@@ -113,15 +113,11 @@ class Server:
         """True while new work is accepted."""
         return self.service.is_ready and not self.is_stopping
 
-    def request_stop(self) -> None:
-        """Accept no new work, and end once the running single requests are answered."""
-        self.is_stopping = True
-
     @asynccontextmanager
     async def _life(self, _: Starlette) -> AsyncIterator[None]:
         work = asyncio.create_task(self._work())
         yield
-        self.request_stop()
+        self.is_stopping = True
         await work
 
     async def _work(self) -> None:
@@ -156,14 +152,12 @@ class Server:
             raise stopping("stopping" if self.is_stopping else "loading")
 
     def _metrics(self, _: Request) -> Response:
-        counts = self.service.counts()
-        text = self.metrics.text(counts, self.batches.counts(), ready=self.is_ready)
+        text = self.metrics.text(self.service.counts(), self.batches.counts(), ready=self.is_ready)
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     def _models(self, request: Request) -> Response:
         """Answer with the one model, or a list of it."""
-        shown: dict[str, Any] = {"id": self.model, "object": "model", "owned_by": "hyimg"}
-        shown["created"] = self._created
+        shown = {"id": self.model, "object": "model", "owned_by": "hyimg", "created": self._created}
         match request.path_params.get("model"):
             case None:
                 return JSONResponse({"object": "list", "data": [shown]})
@@ -174,22 +168,20 @@ class Server:
     def _admit(self, scope: Scope, headers: Headers) -> str:
         """Return the name of a request's key. Raises Refused if the request is not let in."""
         # A browser page from another site, or one that rebound its own name to this machine.
-        asked = {
-            "Host": f"//{headers.get('host', '')}",
-            "Origin": headers.get("origin", "//localhost"),
-        }
-        asked = {name: host for name, host in asked.items() if not is_loopback(_host_in(host))}
-        if self._is_local and asked:
-            name = next(iter(asked))
-            what = f"the {name} header names another machine"
-            hint = "use localhost or 127.0.0.1"
-            raise Refused(421, what, param=name, hint=hint, code="request.host")
+        host, origin = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
+        for name, address in (("Host", host), ("Origin", origin)):
+            if self._is_local and not is_loopback(_host_in(address)):
+                what, hint = (
+                    f"the {name} header names another machine",
+                    "use localhost or 127.0.0.1",
+                )
+                raise Refused(421, what, param=name, hint=hint, code="request.host")
         caller = self.keys.caller_of(headers.get("authorization"))
         if caller is None and scope["path"] != "/health":
             what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
             head = {"www-authenticate": "Bearer"}
             raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
-        if scope["method"] == "POST" and scope["path"] in _MAKES_WORK:
+        if scope["method"] == "POST" and scope["path"] in (*EVENTS, "/v1/batches"):
             self._refuse_unready()
         return caller or ""
 
@@ -243,7 +235,7 @@ def _answer(_: Request, error: HyimgError) -> Response:
 def _answer_http(request: Request, error: HTTPException) -> Response:
     """Answer with one of starlette's own refusals: unknown route or method."""
     what = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
-    code = _SLUGS.get(error.status_code, "request.bad")
+    code = {404: "route.not-found", 405: "route.method"}.get(error.status_code, "request.bad")
     return _answer(request, Refused(error.status_code, what, code=code, headers=error.headers))
 
 
@@ -284,7 +276,7 @@ class HttpServer(uvicorn.Server):
         """Stop in order at the first signal, at once at the second."""
         if self._server.is_stopping:
             os._exit(128 + sig)
-        self._server.request_stop()
+        self._server.is_stopping = True
 
     async def on_tick(self, counter: int) -> bool:
         """Return True to end; uvicorn calls it ten times a second."""

@@ -148,20 +148,15 @@ class Batches:
     One thread reads their inputs, starts their runs in order, and watches the time.
     """
 
+    at_once = 4
+
     def __init__(
-        self,
-        state: Path,
-        service: "Service",
-        wire: Wire,
-        metrics: Metrics,
-        config: RunConfig,
-        *,
-        at_once: int = 4,
+        self, state: Path, service: "Service", wire: Wire, metrics: Metrics, config: RunConfig
     ) -> None:
         """Raises StorageError."""
         self._folder, self._service, self._wire = state / "batches", service, wire
         self._uploads, self._metrics = wire.uploads, metrics
-        self._config, self._at_once = config, at_once
+        self._config = config
         self._lock, self._wake, self._is_over = threading.Lock(), threading.Event(), False
         self._scheduler = threading.Thread(target=self._schedule, name="batches", daemon=True)
         self._uploads.made, self._uploads.forget = self._made, self._forget
@@ -188,9 +183,8 @@ class Batches:
             self._scheduler.join()
         for batch in self._unended():
             batch.stop()
-        for thread in [one.thread for one in list(self._batches.values())]:
-            if thread is not None:
-                thread.join()
+        for thread in filter(None, [one.thread for one in list(self._batches.values())]):
+            thread.join()
 
     def counts(self) -> Counter[str]:
         """Count the batches of each status."""
@@ -273,7 +267,7 @@ class Batches:
                     continue
                 if not batch.is_read:
                     self._guarded(batch, self._read)
-                if batch.is_read and (running < self._at_once or batch.is_closing):
+                if batch.is_read and (running < self.at_once or batch.is_closing):
                     about = batch, self._run
                     batch.thread = threading.Thread(target=self._guarded, args=about, name=batch.id)
                     batch.thread.start()
@@ -306,8 +300,8 @@ class Batches:
         """Write a batch's manifest, unless that is done, or end the batch with its faults."""
         record, faults = batch.record, []
         if not (batch.folder / MANIFEST).is_file():
-            about = batch.folder, record["endpoint"], record["owner"]
-            faults = write_manifest(*about, self._wire)
+            endpoint, owner = record["endpoint"], record["owner"]
+            faults = write_manifest(batch.folder, endpoint, owner, self._wire)
         with batch.lock:
             if faults and batch.record["status"] == "validating":
                 batch.save("failed", errors={"object": "list", "data": faults})
@@ -339,8 +333,7 @@ class Batches:
 
         manifest = read_manifest(batch.folder / MANIFEST)
         output = replace(self._config.output, folder=batch.folder / RUN)
-        config = replace(self._config, output=output)
-        request = RunRequest(manifest, config, self._wire.settings)
+        request = RunRequest(manifest, replace(self._config, output=output), self._wire.settings)
         run = ManifestRun(request, lambda _: self._service.session(batch.id, owner))
         with batch.lock:
             if self._is_over or batch.is_closing:
@@ -378,8 +371,7 @@ class Batches:
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
         """Yield the content of a batch's output or error file."""
         batch = self._batches[file["batch"]]
-        results = BatchResults(batch.folder)
-        return results.lines(file["kind"], batch.record, batch.record["status"])
+        return BatchResults(batch.folder).lines(file["kind"], batch.record, batch.record["status"])
 
     def _forget(self, file: Mapping[str, Any]) -> None:
         """Remove the pictures of a batch whose output file was deleted."""

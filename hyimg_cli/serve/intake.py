@@ -6,10 +6,10 @@ sources/<sha256>     their pictures, which stay when the uploads are deleted
 """
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import opened, replace_file, sync
 from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.journal.journal import json_line
-from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.manifest.manifest import line_number, manifest_of
 from hyimg_cli.serve.bodies import JSON_BYTES, json_object
 from hyimg_cli.serve.errors import Refused, bad_request, refusal_of
 from hyimg_cli.serve.results import MANIFEST
@@ -56,9 +56,9 @@ def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[
     data = b"".join(lines)
     # If every line is faulty, do not report an empty file as well.
     if data.strip() or not faults:
-        for error in runner.examine(manifest_of(data, MANIFEST, folder=folder), wire.settings)[1]:
-            place = re.match(rf"{MANIFEST}:([0-9]+)", error.where)
-            number = int(place[1]) if place else 0
+        manifest = manifest_of(data, MANIFEST, folder=folder)
+        for error in runner.examine(manifest, wire.settings)[1]:
+            number = line_number(manifest, error)
             faults.setdefault(number, []).append(_fault(number, error))
     found = [fault for number in sorted(faults) for fault in faults[number]]
     if len(found) > _MOST_FAULTS:
@@ -74,9 +74,7 @@ def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[
 def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield a file's lines with their numbers; the last one may exceed a limit."""
     with opened(path) as file:
-        number = 0
-        while raw := file.readline(JSON_BYTES):
-            number += 1
+        for number, raw in enumerate(iter(partial(file.readline, JSON_BYTES), b""), 1):
             yield number, raw
             if number > MOST_LINES or (len(raw) == JSON_BYTES and not raw.endswith(b"\n")):
                 return
@@ -88,8 +86,7 @@ def _line_of(raw: bytes, number: int, endpoint: str, owner: str, wire: Wire) -> 
         what, hint = f"the file has more than {MOST_LINES:,} lines", "split it into several batches"
         raise bad_request("", what, "batch.too-many-lines", hint)
     if len(raw) == JSON_BYTES:
-        what = f"the line has more than {JSON_BYTES:,} bytes"
-        raise bad_request("", what, "batch.bad-json")
+        raise bad_request("", f"the line has more than {JSON_BYTES:,} bytes", "batch.bad-json")
     entry = json_object(raw, "the line", "batch.bad-json")
     if entry.keys() != _KEYS.keys():
         what = f"a line must be an object with the keys {', '.join(sorted(_KEYS))}"

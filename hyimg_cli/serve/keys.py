@@ -10,8 +10,6 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 
 VARIABLE = "HYIMG_API_KEY"
-# The caller's name on a server without keys.
-ANYONE = "local"
 _LINE = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,64})\s+(?:sha256:(?P<digest>[0-9a-f]{64})|(?P<key>\S+))"
 )
@@ -19,7 +17,7 @@ _HINT = "write one key per line, each with its own name: NAME KEY or NAME sha256
 
 
 class Keys:
-    """The API keys of a server, by name. A server without keys lets everybody in."""
+    """The API keys of a server, by name. A server without keys lets everybody in, as "local"."""
 
     def __init__(self, digests: Mapping[str, bytes]) -> None:
         self._digests = digests
@@ -30,7 +28,7 @@ class Keys:
     def caller_of(self, authorization: str | None) -> str | None:
         """Return the name of the key in an `Authorization` header, or None for an unknown key."""
         if not self._digests:
-            return ANYONE
+            return "local"
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest_of(key.strip())
         # Compare with every key: the time must not tell which one matches.

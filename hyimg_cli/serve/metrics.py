@@ -33,14 +33,14 @@ class Metrics:
         self._retries = Counter(
             "hyimg_retries", "Requests that clients have retried.", registry=own
         )
-        self._gauges = {
-            name: Gauge(f"hyimg_{name}", text, labels, registry=own)
-            for name, text, *labels in (
+        self._gauges = [
+            Gauge(f"hyimg_{name}", text, [label], registry=own)
+            for name, text, label in (
                 ("pictures_waiting", "Pictures that are waiting.", "origin"),
                 ("pictures_at_work", "Pictures in progress.", "stage"),
                 ("batches", "Stored batches.", "status"),
             )
-        }
+        ]
         self._ready = Gauge("hyimg_ready", "1 while the server accepts work.", registry=own)
 
     def ended(self, origin: str, outcome: Outcome) -> None:
@@ -57,13 +57,9 @@ class Metrics:
     def text(self, counts: Mapping[str, Any], batches: Mapping[str, int], *, ready: bool) -> bytes:
         """Return the metrics in Prometheus' text format. `counts`: the engine's."""
         self._ready.set(ready)
-        values = {
-            "pictures_waiting": counts["waiting"],
-            "pictures_at_work": counts["at_work"],
-            "batches": batches,
-        }
-        for name, gauge in self._gauges.items():
+        every = (counts["waiting"], counts["at_work"], batches)
+        for gauge, values in zip(self._gauges, every, strict=True):
             gauge.clear()
-            for label, value in values[name].items():
+            for label, value in values.items():
                 gauge.labels(label).set(value)
         return generate_latest(self._registry)

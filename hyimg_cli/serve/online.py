@@ -52,7 +52,6 @@ HEARTBEAT_S = 10.0
 # The oldest results beyond these limits are removed early.
 MOST_KEPT, MOST_KEPT_BYTES = 10_000, 10_000_000_000
 _LONGEST_WAIT_S, _USUAL_WAIT_S = 60, 10
-_SEEDS = 2**31
 RESULTS = "/v1/images/results"
 # The fields of a result line that a response needs.
 _SHOWN = ("custom_id", "status", "outputs", "cot_text", "warnings", "kv_reuse", "error")
@@ -63,9 +62,10 @@ logger = logging.getLogger(__name__)
 class Drawing:
     """The jobs of one line, and their results while these are kept.
 
-    `asked`: digest of the line. `waiting`: jobs that have not started. `waiters`: requests that
-    wait for it. `entries`: result lines by custom_id. `error`: ended all of its jobs. `news` is set
-    and replaced at each new entry. `work` ends with the last job; `nbytes` are then on the disk.
+    `asked`: digest of the line. `key`: of requests that share it. `waiting`: jobs that have not
+    started. `waiters`: requests that wait for it. `entries`: result lines by custom_id.
+    `error`: ended all of its jobs. `news` is set and replaced at each new entry. `work` ends with
+    the last job; `nbytes` are then on the disk.
     """
 
     name: str
@@ -76,17 +76,14 @@ class Drawing:
     jobs: list[Job]
     folder: Path
     session: "ServedSession"
+    waiting: int
     created: int = field(default_factory=lambda: int(time.time()))
-    waiting: int = 0
     waiters: int = 0
     nbytes: int = 0
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: HyimgError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     work: asyncio.Task[None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.waiting = len(self.jobs)
 
     def add(self, event: Event) -> None:
         """Record an event of its jobs."""
@@ -135,9 +132,8 @@ class Online:
         # Faulty lines are always refused.
         off = Setting("skip_invalid", False, "flag")
         self._settings = dict(wire.settings) | {"skip_invalid": off}
-        # By name, oldest first; and those that equal requests share, by key.
+        # By name, oldest first.
         self._drawings: dict[str, Drawing] = {}
-        self._by_key: dict[tuple[str, str], Drawing] = {}
         self._is_closed = False
         # A thread only waits for its session; there are more than the queue admits.
         self._threads = ThreadPoolExecutor(most_waiting + 64, "online")
@@ -174,7 +170,10 @@ class Online:
                 answer = await self._whole(drawing, request, base)
             await answer(scope, receive, send)
         finally:
-            self._leave(drawing, may_retry=_may_retry(request, time.monotonic() - began))
+            drawing.waiters -= 1
+            may_retry = drawing.key is not None and _may_retry(request, time.monotonic() - began)
+            after_s = RETRY_S if may_retry else 0.0
+            asyncio.get_running_loop().call_later(after_s, self._settle, drawing)
 
     async def _whole(self, drawing: Drawing, request: Request, base: str) -> Response:
         """Return the response once all jobs have ended or the client has left."""
@@ -193,8 +192,8 @@ class Online:
     async def result(self, request: Request) -> Response:
         """Return the file of a result by its path. Raises Refused."""
         drawing, path = self._drawings.get(request.path_params["name"]), request.path_params["path"]
-        is_own = drawing is not None and drawing.caller == request.state.caller
-        if drawing is None or not is_own or path not in drawing.files():
+        caller = request.state.caller
+        if drawing is None or drawing.caller != caller or path not in drawing.files():
             what, hint = "result not found", f"results are kept for {KEEP_S / 60:.0f} minutes"
             raise Refused(404, what, hint=hint, code="result.not-found")
         head = {"cache-control": "private", "x-content-type-options": "nosniff"}
@@ -203,8 +202,7 @@ class Online:
     async def _read(self, request: Request) -> tuple[dict[str, Any], list[Job], bool]:
         """Return the line of a request, its jobs, and whether to stream them. Raises Refused."""
         if request.headers.get("content-type", "").startswith("multipart/"):
-            most = self._wire.most_images + 1  # and a mask
-            body = await self._bodies.form(request, most)
+            body = await self._bodies.form(request, self._wire.most_images + 1)  # and a mask
             return await run_in_threadpool(self._accept, request, body)
         async with self._bodies.json(request) as body:
             return await run_in_threadpool(self._accept, request, body)
@@ -219,7 +217,7 @@ class Online:
         line = self._wire.line_of(request.url.path, body, request.state.caller)
         own: dict[str, Any] = {"custom_id": f"img_{secrets.token_hex(12)}"}
         if self._settings["seed"].value is None:
-            own["seed"] = secrets.randbelow(_SEEDS)
+            own["seed"] = secrets.randbelow(2**31)
         try:
             data = json.dumps(own | line).encode()
             jobs, _ = accept(manifest_of(data, "request"), self._settings)
@@ -239,23 +237,23 @@ class Online:
             key = (caller, digest.of_json(["key", request.headers["idempotency-key"]]))
         elif "seed" in line:
             key = (caller, asked)
-        if key in self._by_key:
-            if self._by_key[key].asked != asked:
-                what, hint = "the Idempotency-Key was used with another body", "use a new key"
-                code = "request.idempotency-key"
-                raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
-            return self._by_key[key]
+        for drawing in self._drawings.values():
+            if key is not None and drawing.key == key:
+                if drawing.asked != asked:
+                    what, hint = "the Idempotency-Key was used with another body", "use a new key"
+                    code = "request.idempotency-key"
+                    raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
+                return drawing
         if self._is_closed:  # since the body began to arrive
             raise stopping()
         self._refuse_full(caller, len(jobs))
         name = jobs[0].custom_id.partition("-")[0]
         session = self._service.session(caller, caller, is_online=True)
-        drawing = Drawing(name, caller, line, asked, key, jobs, self._folder / name, session)
+        about = name, caller, line, asked, key, jobs, self._folder / name, session
+        drawing = Drawing(*about, len(jobs))
         drawing.work = asyncio.create_task(self._draw(drawing))
         drawing.work.add_done_callback(lambda _: self._end(drawing))
         self._drawings[name] = drawing
-        if key is not None:
-            self._by_key[key] = drawing
         return drawing
 
     def _refuse_full(self, caller: str, count: int) -> None:
@@ -299,7 +297,7 @@ class Online:
         drawing.news.set()
         ends = [one["status"] for one in drawing.entries.values()]
         if drawing.error is not None or ends != ["done"] * len(drawing.jobs):
-            self._forget_key(drawing)  # an equal request tries again
+            drawing.key = None  # an equal request tries again
         if drawing.is_kept:
             asyncio.get_running_loop().call_later(KEEP_S, self._forget, drawing)
             with suppress(OSError):
@@ -314,31 +312,19 @@ class Online:
                 self._forget(one)
         self._settle(drawing)
 
-    def _leave(self, drawing: Drawing, *, may_retry: bool) -> None:
-        """Count a request that no longer waits."""
-        drawing.waiters -= 1
-        after_s = RETRY_S if may_retry and drawing.key is not None else 0.0
-        asyncio.get_running_loop().call_later(after_s, self._settle, drawing)
-
     def _settle(self, drawing: Drawing) -> None:
         """Drop the jobs, or remove the results, of a drawing that no request waits for."""
         if drawing.waiters:
             return
         if not drawing.work.done():
-            self._forget_key(drawing)
+            drawing.key = None
             drawing.session.request_stop(signal.SIGTERM)
         elif not drawing.is_kept:
             self._forget(drawing)
 
-    def _forget_key(self, drawing: Drawing) -> None:
-        if drawing.key is not None and self._by_key.get(drawing.key) is drawing:
-            del self._by_key[drawing.key]
-
     def _forget(self, drawing: Drawing) -> None:
-        self._forget_key(drawing)
         self._drawings.pop(drawing.name, None)
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, shutil.rmtree, drawing.folder, True)
+        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, drawing.folder, True)
 
 
 async def _events(drawing: Drawing, kind: str, base: str) -> AsyncIterator[bytes]:

@@ -4,12 +4,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel
 from starlette.routing import Route
 
 from hyimg_cli import __version__
-from hyimg_cli.manifest.fields import FIELDS
-from hyimg_cli.manifest.schema import json_schema
+from hyimg_cli.manifest.fields import BY_NAME
+from hyimg_cli.manifest.schema import json_schema, line_model
 from hyimg_cli.serve.batches import BatchRequest
 from hyimg_cli.serve.uploads import Expiry, FileForm
 from hyimg_cli.serve.wire import ALLOWED, MOST_RESULTS
@@ -56,15 +56,9 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 def _bodies() -> dict[str, dict[str, Any]]:
     """Return the schemas of bodies by route and content type."""
-    fields: dict[str, Any] = {
-        name: (field.kind.annotation, Field(None, description=field.help))
-        for field in FIELDS
-        if field.name in ALLOWED - {"quality"}
-        for name in (field.name, *field.aliases)
-    }
-    asked = json_schema(create_model("Request", **fields))["properties"]
-    for schema in asked.values():
-        del schema["default"]  # it means that the field is left out
+    fields = json_schema(line_model())["$defs"]["Pictures"]["properties"]
+    known = ALLOWED - {"quality"}
+    asked = {name: schema for name, schema in fields.items() if BY_NAME[name].name in known}
     asked |= {"n": {"type": "integer", "minimum": 1, "maximum": MOST_RESULTS}}
     asked |= {"model": _TEXT, "user": _TEXT, "stream": {"type": "boolean"}}
     asked |= {"response_format": {"enum": ["b64_json", "url"]}}

@@ -29,8 +29,6 @@ from hyimg_cli.journal.journal import LOCK
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
 
-FILE_BYTES = 200_000_000
-TOTAL_BYTES = 100_000_000_000
 MOST_FILES = 100_000
 _PICTURE_PIXELS = 25_000_000
 _MOST_CHECKED = 10_000
@@ -91,14 +89,13 @@ class Uploads:
     `made` returns the content of a batch's output file, `forget` removes it; `Batches` sets both.
     """
 
+    # Limits of one file, and of all.
+    most_bytes, total_bytes = 200_000_000, 100_000_000_000
     made: Callable[[Mapping[str, Any]], Iterator[bytes]]
     forget: Callable[[Mapping[str, Any]], object]
 
-    def __init__(
-        self, state: Path, most_bytes: int = FILE_BYTES, total_bytes: int = TOTAL_BYTES
-    ) -> None:
+    def __init__(self, state: Path) -> None:
         """Raises StorageError, and OutputFolderError if another server uses the folder."""
-        self.most_bytes, self._total_bytes = most_bytes, total_bytes
         self._files, self.folder = state / "files", state / "uploads"
         self._lock = threading.RLock()
         # Pictures are decoded one at a time: each may take 100 MB.
@@ -134,8 +131,8 @@ class Uploads:
                 if upload.path.exists():
                     os.utime(upload.path)
                     return upload
-                if self._used + nbytes > self._total_bytes:
-                    what = f"the stored files have reached the limit of {self._total_bytes:,} bytes"
+                if self._used + nbytes > self.total_bytes:
+                    what = f"the stored files have reached the limit of {self.total_bytes:,} bytes"
                     raise Refused(413, what, hint="delete files or wait", code="uploads.full")
                 self._used += nbytes  # the next sweep counts again
             file.seek(0)

@@ -37,13 +37,12 @@ MOST_RESULTS = 10
 # The fields of a line that a request may set. None of them can name a file: settings that are free
 # text could, so the safe ones are listed.
 _OWN = {"prompt", "width", "height", "task", "metadata", "cot_text", "cot_token_ids", "ratio_index"}
-_TEXTS = {"negative_prompt", "system_prompt"}
 _SETTINGS = {
     name
     for table in ("sampling", "outside")
     for name, row in TABLES[table].items()
     if row.in_line and row.only != "videos" and not isinstance(row.kind, PathKind)
-    if name in _TEXTS or row.kind.schema not in (TEXT, ANY_TEXT)
+    if name in ("negative_prompt", "system_prompt") or row.kind.schema not in (TEXT, ANY_TEXT)
 }
 ALLOWED = frozenset(_OWN | _SETTINGS | {"region", "format", "quality", "lossless"})
 # Read here, or by the envelope.

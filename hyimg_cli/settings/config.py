@@ -97,11 +97,8 @@ def _refuse_conflicts(settings: Mapping[str, Setting]) -> None:
     count, device = settings["replicas"].value, settings["device"].value
     if count > 1 and (device == "balanced" or device.startswith("cuda:")):
         what = f"--replicas {count} and --device {device} cannot be used together"
-        raise UsageError(
-            what,
-            hint="use --device cuda, which gives each replica its own GPUs",
-            code="usage.replicas",
-        )
+        hint = "use --device cuda, which gives each replica its own GPUs"
+        raise UsageError(what, hint=hint, code="usage.replicas")
 
 
 def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
@@ -130,8 +127,7 @@ def as_given(setting: Setting) -> str:
         return row.variable
     if setting.origin in ("recipe", "hyimg.toml"):
         return f"{setting.name} of {'the ' * (setting.origin == 'recipe')}{setting.origin}"
-    off_flag = row.spelled[-1].partition("/")[2]
-    return off_flag if setting.value is False else row.flag
+    return row.spelled[-1].partition("/")[2] if setting.value is False else row.flag
 
 
 def build_run_config(

@@ -76,10 +76,8 @@ def fault_of(name: str) -> str:
     if odd := min((c for c in name if c in _RESERVED or not c.isprintable()), default=""):
         return f"it contains {shown(odd)}, which not every disk allows"
     if len(name.encode()) > _MAX_BYTES or max(len(p.encode()) for p in name.split("/")) > _MAX_PART:
-        return (
-            f"it is too long: the limit is {_MAX_PART} bytes for each part and {_MAX_BYTES} in "
-            "total"
-        )
+        limits = f"{_MAX_PART} bytes for each part and {_MAX_BYTES} in total"
+        return f"it is too long: the limit is {limits}"
     return ""
 
 

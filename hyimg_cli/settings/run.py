@@ -232,8 +232,7 @@ class ModelChoice:
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
         """Kind of device that is asked for, on a machine with a GPU or without."""
-        is_cpu = self.device == "cpu" or (self.device == "auto" and not has_gpu)
-        return "cpu" if is_cpu else "cuda"
+        return "cpu" if self.device == "cpu" or (self.device == "auto" and not has_gpu) else "cuda"
 
     @property
     def tiles_videos(self) -> bool:
@@ -531,11 +530,6 @@ class CandidatesConfig:
         1, "Maximum rounds: each later one draws n more for lines without an accepted candidate."
     )
     audit: str | None = _candidates(None, "Report the means of this scorer, but never pick by it.")
-
-    @property
-    def is_on(self) -> bool:
-        """True where something is to choose among candidates."""
-        return bool(self.score or self.draft_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """All settings, by table of a recipe and by name; each is declared in a part of `RunConfig`."""
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from hyimg_cli.settings.kinds import SPAN, STEP_CACHE, Kind, plain, text
@@ -21,33 +21,46 @@ _KINDS: dict[Any, Kind] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Declaration:
+class Field:
+    """What a manifest line may hold under a name, or one of its other names, the `aliases`.
+
+    `only`: the jobs that read it, where not all do.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    aliases: tuple[str, ...] = ()
+    only: Readers | None = None
+
+    def concerns(self, kind: JobKind, *, denoises_latents: bool = False) -> bool:
+        """True if jobs of a kind read it; `denoises_latents`: and all that their model does."""
+        readers = (None, kind, *(["latents"] if kind == "videos" or denoises_latents else []))
+        return self.only in readers
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Declaration(Field):
     """A setting, as the field that holds it declares it.
 
     `name`: of the setting, where the field has another. `panel`: of the help; without one there is
     no flag. `is_basic`: on the first screen of a run's help. `flags`: as spelled, where they do not
     follow from the name. `also_variable`: of another program, read where its own variable is not
-    set. `only`: the jobs that read it, where not all do. `in_line`: a manifest line may say it,
-    too; `aliases`: by these other names. `pixels`: how they depend on it; what is said by the "job"
-    or the "checkpoint" is in the resume key by itself, and None changes none. `commands`: those
-    that run no manifest and take its flag all the same. The field says the rest: its `kind` and its
-    place, `attribute` of `table`, which is a recipe's table and a part of `RunConfig`.
+    set. `in_line`: a manifest line may say it, too. `pixels`: how they depend on it; what is said
+    by the "job" or the "checkpoint" is in the resume key by itself, and None changes none.
+    `commands`: those that run no manifest and take its flag all the same. The field says the rest:
+    its `kind` and its place, `attribute` of `table`, which is a recipe's table and a part of
+    `RunConfig`.
     """
 
-    help: str
-    _: KW_ONLY
-    name: str
-    kind: Kind
     default: Any
     table: str
     attribute: str
     panel: str = ""
     is_basic: bool = False
-    only: Readers | None = None
     flags: tuple[str, ...] = ()
     also_variable: str = ""
     in_line: bool = False
-    aliases: tuple[str, ...] = ()
     pixels: InKey | Literal["job", "checkpoint"] | None = None
     commands: tuple[str, ...] = ()
 
@@ -60,11 +73,6 @@ class Declaration:
         """Its flags as Typer takes them: `--on/--off` for a truth."""
         is_truth = self.kind.schema is bool
         return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
-
-    def concerns(self, kind: JobKind, *, denoises_latents: bool = False) -> bool:
-        """True if jobs of a kind read it; `denoises_latents`: and all that their model does."""
-        readers = (None, kind, *(["latents"] if kind == "videos" or denoises_latents else []))
-        return self.only in readers
 
     @property
     def variable(self) -> str:

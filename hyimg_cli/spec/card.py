@@ -12,10 +12,13 @@ from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling
 
 # Of a pixel in float32.
 PICTURE_BYTES = 3 * 4
-# Of a weight in 4 bits, with its part of a scale.
-_NF4_BYTES = 0.5625
 # Of a size that no ratio token stands for.
 NO_RATIO = -1
+
+
+def weight_width(dtype: str, quantization: str = "none") -> float:
+    """Return the bytes of a weight in this form; in 4 bits, with its part of a scale."""
+    return {"none": 4.0 if dtype == "float32" else 2.0, "fp8": 1.0, "nf4": 0.5625}[quantization]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +70,13 @@ class WeightCounts:
 
     def nbytes(self, dtype: str, quantization: str) -> int:
         """Bytes once loaded: fp8 has a float32 scale a row, nf4 one for 64 weights."""
-        width = 4 if dtype == "float32" else 2
-        return self.experts_nbytes(dtype, quantization) + 4 * self.wide + self.rest * width
+        rest = 4 * self.wide + self.rest * int(weight_width(dtype))
+        return self.experts_nbytes(dtype, quantization) + rest
 
     def experts_nbytes(self, dtype: str, quantization: str) -> int:
         """The same of the experts alone."""
-        return {
-            "none": self.experts * (4 if dtype == "float32" else 2),
-            "fp8": self.experts + 4 * self.expert_rows,
-            "nf4": self.experts // 2 + self.experts // 64 * 4,
-        }[quantization]
+        scales = 4 * self.expert_rows if quantization == "fp8" else 0
+        return int(self.experts * weight_width(dtype, quantization)) + scales
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,12 @@ class Networks:
         tensors that a class keeps in float32, or as they are beside quantized ones, count like the
         others.
         """
-        counts, width = dict(self.component_parameters), 4 if dtype == "float32" else 2
-        held = {"none": float(width), "fp8": 1.0, "nf4": _NF4_BYTES}[quantization]
+        counts = dict(self.component_parameters)
 
         def of(name: str) -> float:
             if name == "vae" and self.has_float32_vae:
                 return 4
-            return held if name.startswith("transformer") else width
+            return weight_width(dtype, quantization if name.startswith("transformer") else "none")
 
         return {
             name: int(counts[name] * of(name)) if name in counts else stored
@@ -221,29 +220,22 @@ class ModelCard:
         """Guidance branches of the job's steps."""
         return 2 if self.guides(job) and not self.is_distilled else 1
 
-    def loaded_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of all weights once loaded."""
-        return self.weights.nbytes(dtype, quantization)
-
-    def offloaded_bytes(self, dtype: str, quantization: str = "none") -> int:
-        """Bytes of the weights on a device whose experts and VAE wait elsewhere: two layers' are
-        there.
+    def loaded_bytes(
+        self, dtype: str, quantization: str = "none", *, offloads_experts: bool = False
+    ) -> int:
+        """Return the bytes of all weights once loaded; where experts and the VAE wait elsewhere,
+        of the others and of two layers' experts.
         """
-        assert self.routing is not None, "there are experts"
+        whole = self.weights.nbytes(dtype, quantization)
+        if not offloads_experts or self.routing is None:
+            return whole
         experts = self.weights.experts_nbytes(dtype, quantization)
-        vae = self.encoder_bytes + self.decoder_bytes
-        rest = self.weights.nbytes(dtype, quantization) - experts - vae
-        return rest + 2 * -(-experts // self.routing.layers)
+        return whole - experts - sum(self.vae_halves) + 2 * -(-experts // self.routing.layers)
 
     @property
-    def encoder_bytes(self) -> int:
-        """Bytes of the VAE's encoder once loaded."""
-        return 4 * self.weights.encoder
-
-    @property
-    def decoder_bytes(self) -> int:
-        """Bytes of the VAE's decoder once loaded."""
-        return 4 * self.weights.decoder
+    def vae_halves(self) -> tuple[int, int]:
+        """Bytes of the VAE's encoder and decoder once loaded."""
+        return 4 * self.weights.encoder, 4 * self.weights.decoder
 
     def vae_bytes(self, pixels: int, device: str, *, in_tiles: bool = False) -> int:
         """Bytes of a picture in the VAE, on a kind of device, cpu or cuda.

@@ -24,8 +24,7 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         with _turn:
-            was_on = _found_on[0]
-            _found_on.pop()
+            was_on = _found_on.pop()
             if was_on and not _found_on:
                 gc.enable()
 

@@ -5,6 +5,7 @@ schema, the value in the job, and its part of the resume key. None of what a che
 stands for what that says; a job has the value itself.
 """
 
+import re
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, Literal, NewType, get_args
@@ -225,11 +226,8 @@ class KeepOutside:
     @property
     def box(self) -> tuple[int, int, int, int] | None:
         """The region's left, top, right and bottom; None where it is a mask or nothing."""
-        parts = self.region.split(",")
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts):
-            return None
-        left, top, right, bottom = map(int, parts)
-        return left, top, right, bottom
+        sides = re.fullmatch(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)", self.region)
+        return (int(sides[1]), int(sides[2]), int(sides[3]), int(sides[4])) if sides else None
 
     @property
     def mask(self) -> str:

@@ -24,9 +24,10 @@ KEYS = Keys({name: hashlib.sha256(name.encode()).digest() for name in ("ann", "b
 class Client:
     """A client of a server on a state folder, by default with the key of `ann`."""
 
-    def __init__(self, folder: Path, painter: FakeService, **how: Any) -> None:
+    def __init__(self, folder: Path, painter: FakeService, at_once: int, **how: Any) -> None:
         self.folder = folder
         self.state = server_of(painter, folder, KEYS, **how)
+        self.state.batches.at_once = at_once
         self.state.batches.start()
         painter.start()
         head = {"authorization": "Bearer ann"}
@@ -82,10 +83,10 @@ def serve(tmp_path: Path, painter: FakeService) -> Iterator[Any]:
     """Starts a server on the test's folder, and ends the one before."""
     running = list[Client]()
 
-    def start(**how: Any) -> Client:
+    def start(batches_at_once: int = 4, **how: Any) -> Client:
         for one in running:
             one.close()
-        running[:] = [Client(tmp_path / "state", painter, **how)]
+        running[:] = [Client(tmp_path / "state", painter, batches_at_once, **how)]
         return running[0]
 
     yield start

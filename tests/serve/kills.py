@@ -45,7 +45,8 @@ def serve(folder: Path, lines: int) -> None:
     """Run one server and request every batch, like a client that does not know of the kills."""
     service = FakeService()
     service.pace_s = 0.01
-    state = server_of(service, folder, batches_at_once=2)
+    state = server_of(service, folder)
+    state.batches.at_once = 2
     state.batches.start()
     there = {one["filename"]: one["id"] for one in state.uploads.every(OWNER)}
     names = list[str]()

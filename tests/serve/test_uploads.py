@@ -32,7 +32,8 @@ def error_of(response: Any) -> tuple[int, str, str | None]:
 
 @pytest.fixture
 def uploads(tmp_path: Path) -> Any:
-    found = Uploads(tmp_path / "state", most_bytes=100_000, total_bytes=150_000)
+    found = Uploads(tmp_path / "state")
+    found.most_bytes, found.total_bytes = 100_000, 150_000
     yield found
     found.close()
 

@@ -81,7 +81,7 @@ def test_who_leaves_drops_its_job_and_no_other(listening: Any) -> None:
     second.close()
     until(lambda: service.dropped == 2)
     until(lambda: not list((listening.state / "online").iterdir()))
-    assert not listening.server.online._by_key
+    assert not listening.server.online._drawings
     assert 499 in [one["status"] for one in listening.log]
 
 
@@ -125,7 +125,7 @@ def test_results_end_with_their_time(
     http.post(GENERATE, json={"prompt": "a cat", "seed": 1})
     assert list(folder.iterdir())
     until(lambda: not list(folder.iterdir()))
-    until(lambda: not listening.server.online._by_key)
+    until(lambda: not listening.server.online._drawings)
 
 
 def test_kept_results_have_a_size_limit(
@@ -208,7 +208,7 @@ def test_while_it_loads_nothing_is_taken(make_server: Callable[..., Any]) -> Non
         posted = httpx.post(f"{url}{GENERATE}", json={"prompt": "a"})
         assert posted.status_code == 503
         assert httpx.get(f"{url}/metrics").text.count("hyimg_ready 0.0") == 1
-        running.server.request_stop()
+        running.server.is_stopping = True
         loaded.set()
         thread.join(20)
         assert not thread.is_alive()
