@@ -1,4 +1,4 @@
-"""The fields of a manifest line: settings that a job may say for itself, and what is its alone."""
+"""The fields of a manifest line: settings that a job can set, and fields of the line alone."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +16,7 @@ from hyimg_cli.spec.options import Seed
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a line alone. `only`: the kind of job that has it, where not both do."""
+    """A field that is not a setting. `only`: the kind of job that has it, if not both do."""
 
     name: str
     kind: Kind
@@ -59,16 +59,16 @@ FIELDS: tuple[Field | Declaration, ...] = (
     *(row for row in SETTINGS.values() if row.in_line),
 )
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
-# Fields that name files.
+# Fields that contain paths.
 PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathKind)}
-# What a matrix may combine.
+# Fields that a matrix may combine.
 IN_MATRIX = {
     name: field
     for name, field in BY_NAME.items()
     if field.name in TABLES["sampling"] or field.name == "model"
 }
 AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
-# Of them, what only a choice by chance looks at.
+# Text options that only sampling uses.
 SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
 
@@ -78,7 +78,7 @@ def _only(kind: JobKind, tasks: str) -> dict[str, str]:
 
 
 _OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t2v and i2v")
-# Fields that a line of each task may not hold, with the reason.
+# Fields that a task does not allow, with the reason.
 NOT_IN: dict[str, dict[str, str]] = {
     **dict.fromkeys(TASKS, _OF_VIDEOS),
     "t2v": _OF_PICTURES

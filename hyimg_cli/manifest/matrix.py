@@ -1,4 +1,4 @@
-"""The matrix of a line: which fields it combines, and by which values."""
+"""The matrix of a line: the fields that it combines, and their values."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from hyimg_cli.settings.values import BadValue, nearest, shown
 MOST = 1000
 
 
-# The values of each field, by the texts that tell them apart.
+# The values of each field, by the texts that distinguish them.
 Axes = dict[str, dict[str, Any]]
 
 
 def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
-    """The axes of a matrix. Each fault goes to `add`, and its axis is left out.
+    """Return the axes of a matrix. Each fault goes to `add`, and its axis is left out.
 
-    Raises BadValue where all together would be too many jobs.
+    Raises BadValue if the combinations are too many jobs.
     """
     sides = [len(values) for values in lists.values() if isinstance(values, list)]
     if max(len(lists), *sides, 0) > MOST:
@@ -45,7 +45,7 @@ def axes_of(lists: Mapping[str, Any], add: Callable[..., None]) -> Axes:
 
 
 def _read_axis(key: str, values: Any) -> tuple[str, dict[str, Any]]:
-    """The field that a key means, and its values by their texts. Raises BadValue."""
+    """Return the field that a key names, and its values by their texts. Raises BadValue."""
     known = IN_MATRIX.get(key)
     if known is None:
         close = nearest(key, IN_MATRIX)

@@ -35,7 +35,7 @@ _BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "dif
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
-# What a newcomer must know about results, by the setting whose default made them.
+# Facts about results that new users must know, by the setting whose default causes them.
 TOYS = {
     "model": "tiny-image is a toy that ships with hyimg: one coloured shape in 64x64 pixels; "
     "for real pictures name a checkpoint with --model",
@@ -54,7 +54,7 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     """
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         return _ASSETS / model
-    # Unlike the methods of Path, these raise for no name, however long or whosever home it is.
+    # Unlike Path's methods, these never raise, not for long names or unknown users.
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
         return Path(folder)
@@ -119,11 +119,12 @@ def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
-    """`components`: a second folder with the text encoder and VAE, for families that allow one."""
+    """Return a video checkpoint; `components`: a folder with its text encoder and VAE, if allowed.
+    """
     return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components)[1])
 
 
-@lru_cache(maxsize=16)  # `_from`: `./model` is another one in another folder.
+@lru_cache(maxsize=16)  # Without `_from`: `./model` is another one in another folder.
 def _opened(
     _from: str, makes: Kind, model: str, revision: str | None, components: str | None
 ) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:

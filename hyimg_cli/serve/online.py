@@ -45,7 +45,7 @@ from hyimg_cli.spec.job import Job
 if TYPE_CHECKING:
     from hyimg_cli.engine.service import ServedSession, Service
 
-# How long results are kept, and how long a client that timed out has to ask again.
+# How long results are kept, and how long a client that timed out can ask again.
 KEEP_S = 600.0
 RETRY_S = 10.0
 HEARTBEAT_S = 10.0

@@ -35,7 +35,7 @@ MOST_FILES = 100_000
 _PICTURE_PIXELS = 25_000_000
 _MOST_CHECKED = 10_000
 _SHOWN = ("id", "bytes", "created_at", "filename", "purpose", "expires_at")
-# Content without a record is kept for so long: requests that are waiting may need it.
+# Content without a record is kept for this long: waiting requests may need it.
 _UNNAMED_S = 3600.0
 
 

@@ -7,7 +7,7 @@ and for each released VAE, at 1024x1024 with one source picture.
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 
-# Bytes of a row in 16 bits at a forward's peak, for each unit of its width: 15 to 21 were counted.
+# Bytes of a row in 16 bits at a forward's peak, per unit of its width: counts were 15 to 21.
 _TOKEN_WIDTHS = 2 * 22
 # Bytes of a pixel in a decode, for each unit of the width of the VAE's last level, and the key of
 # that width in its configuration.

@@ -137,7 +137,7 @@ class BlockDenoiser(LatentDenoiser):
         embeddings: Mapping[Condition, PromptEmbedding],
         scope: str,
     ) -> None:
-        """`scope`: prefixes are shared within it."""
+        """Start the denoising; prefixes are shared within `scope`."""
         self._model = model
         blocks = model.stage("denoise", has_images=bool(job.images))
         at = next(n for n, block in enumerate(blocks) if hasattr(block, "loop_step"))
@@ -180,7 +180,7 @@ class BlockDenoiser(LatentDenoiser):
 
     @property
     def branches(self) -> list[BranchTokens]:
-        """Rows of each guidance branch, if some of them are kept between steps."""
+        """Return the rows of each guidance branch, if some are kept between steps."""
         return self._prefix.branches if self._prefix else []
 
     def initial_latents(self) -> Tensor:
@@ -205,7 +205,7 @@ class BlockDenoiser(LatentDenoiser):
         self.velocities.restore(state, self._model.device)
 
     def _loop_step(self, pipe: Any, state: Any, **at: Any) -> tuple[Any, Any]:
-        """The library's step, without the transformer if the step cache skips it."""
+        """Run the library's step, without the transformer if the step cache skips it."""
         for block in self._loop.sub_blocks.values():
             evaluates = any(one.name == "transformer" for one in block.expected_components)
             if evaluates and not self.velocities.steps[self._index]:
@@ -358,7 +358,7 @@ class LatentImageModel(LatentModel):
 
     @cached_property
     def adapters(self) -> Adapters:
-        """The LoRAs of the job at work."""
+        """The LoRAs of the current job."""
         return Adapters([self.have("transformer")], self.layout, self.place.release)
 
     def have(self, name: str) -> Any:
