@@ -189,8 +189,7 @@ class OffloadedExperts:
         return staging
 
     def _fill(self, staging: StagingBuffer, layer: int, experts: Sequence[int]) -> None:
-        """Copy a layer's experts side by side into a staging buffer, from slots or over the link.
-        """
+        """Copy a layer's experts side by side into a staging buffer, by slots or over the link."""
         for place, expert in enumerate(experts):
             slot = self.cache.slot_of((layer, expert))
             if slot is None:

@@ -20,7 +20,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".a
 BENCH_JSON = "bench.json"
 # The folders with the pictures of a bench's variants; it has at least two.
 VARIANTS = tuple("ABCD")
-# Here, in a folder, in a folder of folders such as runs/.
+# In this folder, in a subfolder, or in a subfolder's subfolder such as in runs/.
 _BENCH_PLACES = (BENCH_JSON, f"*/{BENCH_JSON}", f"*/*/{BENCH_JSON}")
 _NAMED_AT_MOST = 5
 

@@ -122,7 +122,7 @@ def batch_sizes(
     if (limit := config.batch.memory_bytes) is not None:
         room = min(room, limit - held_weights(model.card, config) - held_prefixes)
     kept = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
-    if joins:  # a server's prefixes fill all that they may
+    if joins:  # a server's prefixes fill all the memory that they may use
         room, kept = room - kept, 0
     found = replace(needs(jobs, model.card, config, prefixes=kept), joins=joins)
     return found.fitting(usable_bytes(room), config.batch.max_size)

@@ -23,7 +23,7 @@ from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.spec.work import video_work
 
-# Bytes of the cards that users ask about; the driver has some of each.
+# Bytes of common cards; the driver uses some of each.
 CARDS = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
 
 
@@ -173,12 +173,12 @@ def in_forms(jobs: Sequence[Job], config: RunConfig) -> dict[Quantization, RunCo
 
 
 def _changed(config: RunConfig, **choice: Any) -> RunConfig:
-    """The run with other settings of its model."""
+    """Return the run with other settings of its model."""
     return replace(config, model=replace(config.model, **choice))
 
 
 def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
-    """True if a run of these jobs does not refuse its settings on this machine."""
+    """Return True if a run of these jobs accepts its settings on this machine."""
     with suppress(UsageError):
         refuse_settings(jobs, replace(config, parallel=replace(config.parallel, ray_address=None)))
         return True
@@ -188,15 +188,16 @@ def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
 def _alternatives(
     jobs: Sequence[Job], config: RunConfig, gpus: int = 0
 ) -> Iterator[tuple[str, RunConfig]]:
-    """The run as it is, then with each of the settings by which a model takes less, as flags, what
-    changes least first; without those that the run refuses.
+    """Return the run as it is, then with each memory-saving setting, the smallest change first.
+
+    As flags; without settings that the run refuses.
     """
     choice, parallel = config.model, config.parallel
     forms = QUANTIZATIONS[QUANTIZATIONS.index(choice.quantization) + 1 :]
     turns = OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]
     counts = range(parallel.tensor_ranks + 1, gpus // parallel.cfg_ranks + 1)
     is_wide = precision(choice)[1] == "float32"
-    # By the setting, from the one that is changed last.
+    # By setting, from the one that is changed last.
     options: tuple[list[tuple[str, dict[str, Any]]], ...] = (
         [("--dtype bfloat16", {"dtype": "bfloat16"})] if is_wide else [],
         [("--offload-experts", {"offloads_experts": True})],

@@ -33,15 +33,15 @@ from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.work import picture_work
 
-# Around a text that was cut at its limit; they are not of the limit's tokens.
+# Tokens around a text that was cut at its limit, which does not include them.
 _TAGS = 2
-# Behind both: what opens the picture, up to the ratio token.
+# Tokens after both: they open the picture, up to the ratio token.
 _BEHIND_TEXT = 6
-# Of encoded source images, as many as a session keeps in memory.
+# Number of encoded source images that a session keeps in memory.
 ENCODED_BYTES = 2_000_000_000
-# Of the memory that weights leave free: the rest is for what is not counted.
+# Usable fraction of the memory that weights leave free; the rest is for what is not counted.
 _USABLE_PERCENT = 85
-# A graph serves the next larger number of rows; numbers are at most half as large again.
+# A graph serves the next larger number of rows; sizes grow by at most half.
 _GRAPH_ROWS = 1.5
 
 
@@ -107,9 +107,9 @@ class Needs:
     def widest(self, together: Together, weights: int = 0) -> Footprint:
         """Return the moment that takes most, with as many at work as `together` says."""
         share, drawing = self.share, min(together.drawing, self.jobs)
-        # Jobs that wait to draw are fewer than draw together when another one begins to think.
+        # Fewer jobs wait to draw than draw together when another one begins to think.
         alive = min(self.jobs, together.thinking + drawing - 1)
-        # A job's context goes when its branches stand, one job after another.
+        # A job's context is freed once its branches are ready, one job after another.
         others = alive - drawing
         at_work = max(drawing * share.step, share.prefill) + self.forward.fixed
         opening = max(share.prefill + self.forward.fixed, self.encode)
@@ -177,16 +177,18 @@ def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
 
 
 def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
-    """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
-    one. A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
+    """Return the bytes of one job on the device and in the dtype of `config`.
+
+    With several sets of ranks, on one set. A job whose sequence cannot be built fails later, for
+    its own reason, and takes nothing.
     """
-    replay = Replay.of(job)  # a text that is fed again is held as the one that is written
+    replay = Replay.of(job)  # a text that is fed again takes the memory of a written one
     job = replay.job if replay else job
     tokens = _tokens(job, config.model.revision, job.text.max_new_tokens + _TAGS)
     context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
     apart = tokens.branches * (tokens.positive + tokens.step_rows)
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
-    # Each of two branches is in the memory of its own ranks alone.
+    # Each of two branches is only in the memory of its own ranks.
     sets = min(tokens.branches, config.parallel.cfg_ranks)
     return JobBytes(
         context=context * kv,
@@ -204,7 +206,7 @@ def prompt_tokens(job: ImageJob, revision: str | None) -> int:
 
 
 def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens:
-    """Tokens of a job that writes so many, its sources counted as squares; none where it fails."""
+    """Return the tokens of a job that writes this many, with square sources; zeros if it fails."""
     try:
         return sequences(job.model, revision).count(job, [Size(1, 1)] * len(job.images), written)
     except JobError:
@@ -220,7 +222,7 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 
         from hyimg_cli.kernels.experts import takes_scaled
 
-        # A GPU without products of FP8 rows makes the experts dense for theirs, as for NF4.
+        # A GPU without FP8 row products unpacks the experts for theirs, as for NF4.
         if torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability()):
             kind = "nf4"
     found = card.activations.get(kind, Working())
@@ -235,20 +237,20 @@ def needs(
     run's.
     """
     choice, kind = config.model, precision(config.model)[0]
-    # Asked for once: there may be many jobs.
+    # Called once, because there may be many jobs.
     forward, kv = working(card, config), kv_bytes_per_token(card, config)
     shares = Counter(_share(job, config, kv, forward.row) for job in jobs)  # few differ
     largest = max(bucket.size.height * bucket.size.width for bucket in card.buckets)
     share = JobBytes(*map(max, zip(*shares, strict=True)))
     branches = sum(one.branches * count for one, count in shares.items())
     room = config.batch.prefix_cache_mb * 1_000_000 if prefixes is None else prefixes
-    # Where experts wait in main memory the VAE does, too: a half of it comes for each turn.
+    # With offloaded experts, the VAE waits in main memory too: a half of it comes for each turn.
     halves = (card.encoder_bytes, card.decoder_bytes) if choice.offloads_experts else (0, 0)
     images = {path for job in jobs for path in job.images}
     encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
     pixels = max(picture_work(job, card).pixels for job in jobs)
     decode = halves[1] + card.vae_bytes(pixels, kind, in_tiles=bool(choice.vae_use_tiling))
-    # Rows of the source images are held by the jobs, and by a bounded memo.
+    # The jobs hold rows of the source images, and so does a bounded memo.
     rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)
     return Needs(
         jobs=len(jobs),
@@ -297,19 +299,19 @@ def picture_need(
 
 
 def _in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
-    """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
+    """Return the same with the part of K/V in that memory, as a session of ranks counts it."""
     share, part = whole.share, _by_rank(card, config).kv_share * _ranks_together(config)
     context, branches = round(share.context * part), round(share.branches * part)
     return replace(whole, share=share._replace(context=context, branches=branches))
 
 
 def _ranks_together(config: RunConfig) -> int:
-    """Number of ranks that share the fullest memory, rank 0's: on GPUs each has its own."""
+    """Return how many ranks share the fullest memory, rank 0's: on GPUs each has its own."""
     return config.parallel.picture_ranks if precision(config.model)[0] == "cpu" else 1
 
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
-    """Bytes of weights on each rank, and which part of all K/V each has."""
+    """Return the bytes of weights on each rank, and each rank's part of all K/V."""
     if config.parallel.picture_ranks == 1:
         return RankBytes(_whole(card, config), 0, 1.0)
     known = sequences(card.model, config.model.revision)
@@ -317,7 +319,7 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
 
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of weights that one process loads; of experts that wait, what is on the device."""
+    """Return the bytes of weights that one process loads; with offload, those on the device."""
     waits = config.model.offloads_experts and card.routing is not None
     count = card.offloaded_bytes if waits else card.loaded_bytes
     return count(*held_form(config))

@@ -39,7 +39,7 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     refuse_conflicts(jobs, config)
     choice = config.model
     if config.parallel.ray_address is not None and choice.machine is None:
-        return  # each session asks on the machine that it works on
+        return  # each session checks on the machine where it works
     refuse_gpu_part(config)
     if choice.cpu_offload != "none":
         refuse_offload_on_cpu(choice)
@@ -103,8 +103,10 @@ def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
 
 
 def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
-    """Raise UsageError for a picture model that cannot be held in so few bits, whose experts cannot
-    be fetched, or that cannot be spread over so many ranks.
+    """Raise UsageError for a picture model that its settings do not fit.
+
+    Its weights cannot be held in so few bits, its experts cannot be fetched, or its layers cannot
+    be spread over so many ranks.
     """
     ranks, flag = parallel.picture_ranks, TENSOR if parallel.tensor_ranks > 1 else _CFG
     card, wants_graphs = model_card(choice.model, choice.revision), choice.decode_graphs == "on"
@@ -186,7 +188,7 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     chosen = config.model.revision, config.model.components
     works = [video_work(job, video_card(job.model, *chosen)) for job in jobs]
     pixels = sum(work.pixels for work in works)
-    # Latents of the one that is under way, beside the copy that replaces them.
+    # The latents of the current one, and the copy that replaces them.
     latents_bytes = 2 * max(work.latents_bytes for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
     if needed > (free := shutil.disk_usage(folder).free):

@@ -119,8 +119,7 @@ def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
-    """Return a video checkpoint; `components`: a folder with its text encoder and VAE, if allowed.
-    """
+    """Return a video checkpoint; `components`: a folder with its encoder and VAE, if allowed."""
     return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components)[1])
 
 

@@ -241,8 +241,9 @@ class ModelChoice:
 
     @property
     def tiles_videos(self) -> bool:
-        """True unless tiling is off: start pictures are encoded, and videos by default decoded, in
-        tiles.
+        """True unless tiling is off.
+
+        Then start pictures are encoded, and videos by default decoded, in tiles.
         """
         return self.vae_use_tiling is not False
 

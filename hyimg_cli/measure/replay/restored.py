@@ -228,7 +228,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
         return found, removed
     if {"cot_text", "cot_token_ids"} & record.job.keys():
         found["bot_task"] = record.bot_task or None
-    # If graphs are not possible the file is made without, and the verdict says so.
+    # If graphs are not possible, the file is made without them, and the verdict says so.
     can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
     found["decode_graphs"] = "on" if found["decode_graphs"] == "on" and can_be else "off"
     return found, removed

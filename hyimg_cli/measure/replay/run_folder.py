@@ -15,9 +15,9 @@ from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FORMATS, Encoding
 
-# Before the file's name in the title of a replay's manifest.
+# Precedes the file's name in the title of a replay's manifest.
 TITLE = "replay of "
-# Ending of what the model drew for an edit that was put back on its source.
+# The suffix of the model's own drawing for an edit that was put back on its source.
 REDRAW_SUFFIX = EDIT_SUFFIXES["plain"]
 _SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), REDRAW_SUFFIX, ".mp4", ".json")
 
@@ -26,7 +26,7 @@ def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
     """Return the line of a file's job in its run's resolved manifest, with paths relative to
     `run_of`; empty if it has none.
     """
-    with suppress(OutputFolderError):  # lines before the damage can be used
+    with suppress(OutputFolderError):  # lines before the damage are usable
         entries = resolved_jobs(run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}

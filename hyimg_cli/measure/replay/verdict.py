@@ -71,7 +71,7 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
     reasons = tuple(_reasons(described.record, record))
     try:
         (apart,) = measured([Pair(original.name, original, made)], (_PSNR, _MAX_ABS))
-    except HyimgError as error:  # other sizes, other numbers of frames
+    except HyimgError as error:  # other sizes, or other numbers of frames
         return ReplayVerdict(compared, equal=False, not_measured=error.what, reasons=reasons)
     psnr, max_abs = _PSNR.mean(apart.values["psnr"]), max(apart.values["max_abs"])
     return ReplayVerdict(compared, equal=False, psnr=psnr, max_abs=max_abs, reasons=reasons)

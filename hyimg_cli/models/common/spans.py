@@ -83,6 +83,6 @@ def cut_segments(
     return found
 
 
-@lru_cache(maxsize=256)  # A key takes long to compute, so jobs that share a source share its segment.
+@lru_cache(maxsize=256)  # A key takes long to compute: jobs with one source share its segment.
 def _image_segment(ids: tuple[int, ...], digest: str, grids: tuple[Grid, ...]) -> ImageSegment:
     return ImageSegment(ids, digest, tuple((grid.rows, grid.columns) for grid in grids))

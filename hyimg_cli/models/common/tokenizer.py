@@ -35,8 +35,7 @@ class ControlTokenizer:
         self.control = {id_ for id_, token in self.added.items() if token.special}
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one section of text; control tokens spelled out in it are recognised.
-        """
+        """Return the ids of one section of text, recognising control tokens spelled out in it."""
 
         def made() -> tuple[int, ...]:
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -172,7 +172,7 @@ def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
         return 27 * count + (27 + 1) * 4 * vae.block_out_channels[-1] ** 2
 
     blocks, widths = vae.layers_per_block, vae.block_out_channels
-    grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; a step down ends with as many
+    grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; a step down has as many
     shrunk = [1 / factor for factor in grown[::-1]]
     return round(half(widths, blocks, shrunk)), round(half(widths[::-1], blocks + 1, grown))
 

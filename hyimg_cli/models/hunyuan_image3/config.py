@@ -268,8 +268,7 @@ def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[
 def _of_layers(
     own: Config, name: str, layers: int, default: int | None = None, **bounds: int
 ) -> int:
-    """Return a number of all layers, given once or once per layer; all releases have equal layers.
-    """
+    """Return a number of all layers, given once or per layer; all releases have equal layers."""
     if not isinstance(own.values.get(name), list):
         return own.count(name, default, **bounds)
     every = own.counts(name, None, layers, **bounds)

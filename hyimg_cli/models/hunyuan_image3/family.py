@@ -106,8 +106,7 @@ def load_family(
 
 
 def decodes_in_half(asked: VaeDtype, device: str) -> bool:
-    """Return True if the VAE decodes under float16 autocast: as asked, else as upstream on a GPU.
-    """
+    """Return True if the VAE decodes under float16 autocast: as asked, or as upstream on a GPU."""
     return asked == "float16" or (asked == "auto" and device != "cpu")
 
 

@@ -50,8 +50,7 @@ def bucket_of(rows: int) -> int | None:
 
 
 def buckets_up_to(rows: int) -> tuple[int, ...]:
-    """Return the graphs of all row counts up to this one, because rows join and leave one by one.
-    """
+    """Return the graphs of all row counts up to this one; rows join and leave one by one."""
     last = bucket_of(rows) or BUCKETS[-1]
     return tuple(bucket for bucket in BUCKETS if bucket <= last) if rows > 0 else ()
 

@@ -36,8 +36,7 @@ def expert_counts(arch: Architecture, ranks: int = 1) -> WeightCounts:
 def rank_bytes(
     counts: WeightCounts, arch: Architecture, ranks: int, *, dtype: str, quantization: str
 ) -> RankBytes:
-    """Return the bytes of weights and of K/V on each rank, once loaded; see `WeightCounts.nbytes`.
-    """
+    """Return the bytes of weights and K/V on each rank, once loaded; see `WeightCounts.nbytes`."""
     # Every rank has the layers' norms whole.
     norms = arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim)
     experts = replace(expert_counts(arch, ranks), rest=split_weights(arch, ranks) + norms)

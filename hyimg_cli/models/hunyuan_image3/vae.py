@@ -49,13 +49,12 @@ class Vae(nn.Module):
     def posterior_sample(
         self, mean_BCYX: Tensor, logvar_BCYX: Tensor, noise_BCYX: Tensor
     ) -> Tensor:
-        """Return scaled latents [B, C, Y, X], a sample of the posterior; zero noise gives its mode.
-        """
+        """Return scaled latents [B, C, Y, X], a posterior sample; zero noise gives the mode."""
         latents_BCYX = mean_BCYX + torch.exp(0.5 * logvar_BCYX) * noise_BCYX
         return (latents_BCYX - self._shift) * self.architecture.scaling_factor
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped; the last frame.
+        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped: the last frame.
         """
         picture_BC1YX: Tensor = self.decoder(self.unscaled(latents_BCYX))
         return picture_BC1YX.squeeze(2)

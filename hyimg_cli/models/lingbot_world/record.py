@@ -68,8 +68,7 @@ class LingBotFolder:
 
 
 def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
-    """Return the card of a checkpoint, which the user calls `model`; bytes are of existing parts.
-    """
+    """Return the card of a checkpoint, called `model` by the user; bytes are of existing parts."""
     shape = network_shape(layout)
     defaults = VideoDefaults(
         size=Size(480, 832),
