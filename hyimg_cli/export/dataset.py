@@ -1,4 +1,4 @@
-"""A dataset's folder: planned whole, written shard by shard, resumed after a kill at any moment.
+"""A dataset's folder: planned whole, written shard by shard, resumed after any kill.
 
     DATASET/  dataset.json   README.md   rejected.jsonl   .export.json (until it is complete)
               data/train-00000-of-00002.parquet    preference/…    (.tar; a folder)

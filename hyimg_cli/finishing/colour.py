@@ -101,9 +101,7 @@ def _terms(levels: Plane) -> Plane:
 
 
 def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, float]:
-    """Fit terms [6, N] and a bias to a channel of the reference, with Tukey's weights and
-    shrinkage.
-    """
+    """Fit terms [6, N] and a bias to a reference channel, with Tukey's weights and shrinkage."""
     change, still = reference - drawn, _terms(_ALL_COLOURS)
     mixing, bias = np.zeros(len(terms)), float(np.median(change))
     for _ in range(_TURNS):

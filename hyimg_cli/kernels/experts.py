@@ -173,7 +173,7 @@ plain_scaled_experts = partial(plain_experts, enter=round_to_fp8)
 def routed_experts(
     tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN, group_rows: int = 1
 ) -> Tensor:
-    """Return the weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
+    """Return the weighted sum [T, M] of each token's chosen experts: `down(up * silu(gate))`.
 
     A quantized stack is unpacked for its product, one of the two at a time. Needs a dtype that
     `torch.nn.functional.grouped_mm` supports on the device.

@@ -198,7 +198,7 @@ def round_to_fp8(rows: Tensor) -> Tensor:
 
 
 def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return packed indices [n / 2] of the nearest levels, and each block's largest value [n / 64].
+    """Return packed indices [n / 2] of the nearest levels, and each block's maximum [n / 64].
 
     The error is at most 0.1520 of a block's largest value: half the widest gap between levels.
     """

@@ -170,8 +170,9 @@ def _best(  # type: ignore[no-untyped-def]
     EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Return the softmax of [ROWS, HELD] logits, renormalised over each row's best; ties: the
-    first.
+    """Return the softmax of [ROWS, HELD] logits, renormalised over each row's best experts.
+
+    Of equal logits, the first one is chosen.
     """
     expert = tl.arange(0, HELD)[None, :]
     slot = tl.arange(0, SLOTS)[None, :]

@@ -70,9 +70,7 @@ class ExpertCache:
 
 @dataclass
 class StagingBuffer:
-    """Memory for a whole layer on the device, the layer that it holds, and that layer's
-    computation.
-    """
+    """Memory on the device for a whole layer, the layer in it, and that layer's computation."""
 
     stacks: Stacks
     compute: Experts

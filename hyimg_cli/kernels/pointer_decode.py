@@ -69,8 +69,9 @@ def _partial(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
     RUNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Attend to one run of a row's slots with one kv head's query heads; an empty run has no
-    weight.
+    """Attend to one run of a row's slots with one kv head's query heads.
+
+    An empty run has no weight.
     """
     row, head, run = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(length + row) + 1

@@ -101,8 +101,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
-    """Return the metadata in a safetensors file's bytes, which the library's `load` does not
-    return.
+    """Return the metadata in a safetensors file's bytes, which the library's `load` omits.
 
     Layout: u64 length, JSON header, tensors. Raises ValueError, KeyError or TypeError for other
     bytes.

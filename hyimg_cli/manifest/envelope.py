@@ -1,5 +1,4 @@
-"""The OpenAI batch envelope: a line whose fields are the body of a request to an images or videos
-endpoint.
+"""The OpenAI batch envelope: a line whose body is a request to an image or video endpoint.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": {"prompt": …, …}}
 

@@ -1,7 +1,7 @@
-"""A manifest as a whole: its lines, its ids, all of its faults at once. One line is `line.py`'s.
+"""A manifest as a whole: its lines, its ids, all of its faults at once.
 
-A line with a fault is not in `Manifest.lines`; its faults are in `Manifest.faults`, each with its
-place ("jobs.jsonl:17: seed") and what to do.
+`line.py` reads a line. A line with a fault is not in `Manifest.lines`; its faults are in
+`Manifest.faults`, each with its place ("jobs.jsonl:17: seed") and what to do.
 """
 
 import re

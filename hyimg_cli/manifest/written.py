@@ -1,5 +1,4 @@
-"""A text that `hyimg think` wrote, on its manifest line: what is noted of it, and what of it still
-holds once people have edited it.
+"""A text that `hyimg think` wrote on a manifest line: its note, and the effect of edits.
 
     cot_text        for people; edited, it is tokenised as it stands
     cot_token_ids   the text's own tokens: what counts as long as cot_text is as it was written
@@ -86,9 +85,7 @@ class Replay:
         return (self.ids + self.ending)[opening:][: max(0, count)]
 
     def runs(self, opening: int) -> tuple[tuple[int, ...], ...]:
-        """Return the same ids in the runs in which they entered the network; none if the note was
-        changed.
-        """
+        """Return the ids in the runs that entered the network; none if the note was changed."""
         every = self.fed(opening) + self.withdrawn
         if len(every) != sum(self.lengths):
             return ()

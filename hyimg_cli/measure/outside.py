@@ -125,8 +125,9 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
-    """Return what the run of a result recorded: its verdict and where it edited [H, W]; None if no
-    line names this file, or its size has changed.
+    """Return what the run of a result recorded: its verdict and where it edited [H, W].
+
+    None if no line names this file, or its size has changed.
     """
     place = Path(os.path.abspath(result))
     run = run_of(place)

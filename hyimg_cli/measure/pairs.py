@@ -1,5 +1,6 @@
-"""Find pairs to compare: two files, folders by name, runs by custom_id, a manifest of pairs, the
-variants of a bench.
+"""Find pairs of files, folders, runs or bench variants to compare, or read a list of pairs.
+
+Folders are paired by name, runs by custom_id.
 """
 
 import os

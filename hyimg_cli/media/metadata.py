@@ -24,7 +24,7 @@ _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a file comes from: hyimg's version, the checkpoint, and all else that decides its bits.
+    """A file's origin: hyimg's version, the checkpoint, and all else that decides its bits.
 
     `settings`: of the run (device, dtype, KV reuse, ...). `packages`: versions.
     """

@@ -48,9 +48,7 @@ class Fit:
 
 
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
-    """Return the need of a model with this many of `jobs` at work `together`; without jobs, its
-    weights.
-    """
+    """Return a model's need with this many of `jobs` at work `together`; without jobs, weights."""
     revision = config.model.revision
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
         films = video_card(model, revision, config.model.components)
@@ -68,9 +66,7 @@ def fits(needed: Need, there: AvailableMemory) -> bool:
 
 
 def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Fit:
-    """Check a model with one job at work, the one of `jobs` that needs least; without jobs, its
-    weights.
-    """
+    """Check a model with only the one of `jobs` at work that needs least; without jobs, weights."""
     tried = list[tuple[Need, Sequence[Job]]]()
     for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
         needed = need(model, alone, config)
@@ -82,8 +78,9 @@ def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: Availab
 
 
 def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
-    """Return the need of a model that stays loaded with another: with a full batch, or, if its work
-    is unknown, its weights and as much again.
+    """Return the need of a model that stays loaded with another: with a full batch.
+
+    If its work is unknown, its weights and as much again.
     """
     found = need(model, jobs, config, together=config.batch.max_size)
     return found if found.work else replace(found, work=found.weights)
@@ -112,9 +109,7 @@ def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator
 
 
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
-    """Return the settings that make it fit, the smallest change first; else how much memory is
-    needed.
-    """
+    """Return the settings that make it fit, the smallest change first; else the memory needed."""
     hints = [f"raise {there.limit}"] if there.limit else []
     held: dict[str, Need] = {}
     # A line may name another model than the run does.

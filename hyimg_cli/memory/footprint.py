@@ -46,8 +46,10 @@ _GRAPH_ROWS = 1.5
 
 
 class JobBytes(NamedTuple):
-    """Bytes of one job: K/V of its `context` while it thinks and of its `branches` while it draws;
-    activations of a denoise `step` and of its longest `prefill`.
+    """Bytes of one job.
+
+    K/V of its `context` while it thinks and of its `branches` while it draws; activations of a
+    denoise `step` and of its longest `prefill`.
     """
 
     context: int = 0
@@ -87,7 +89,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Needs:
-    """A group's need besides the weights: the maximum of each job's parts, and what all jobs share.
+    """A group's need in addition to weights: each part's maximum over jobs, and shared parts.
 
     `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode that
     may run at the same time. `forward`: of any forward. `kept`: prefixes shared with later jobs,
@@ -129,10 +131,10 @@ class Needs:
         return Footprint(*together, moment, weights, kv + self.kept, activations)
 
     def fitting(self, room: int, most: int) -> Together:
-        """Return how many jobs fit in `room` bytes, `most` of each: thinking first, then drawing;
-        at least one.
+        """Return how many jobs fit in `room` bytes, `most` of each, and at least one.
 
-        A decode step gains from every row that joins it; a denoise step is full with few pictures.
+        Jobs that think are fitted first, then jobs that draw: a decode step gains from every row
+        that joins it; a denoise step is full with few pictures.
         """
 
         def has_room(thinking: int, drawing: int) -> bool:
@@ -145,10 +147,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes in the memory that holds most of a model: weights, K/V and activations of the jobs at
-    `work`.
+    """Bytes in the memory that holds most of a model: weights, K/V and activations.
 
-    `waiting`: main memory, for networks that take turns on a GPU.
+    Of the jobs at `work`. `waiting`: main memory, for networks that take turns on a GPU.
     """
 
     weights: int
@@ -199,9 +200,7 @@ def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
 
 
 def prompt_tokens(job: ImageJob, revision: str | None) -> int:
-    """Return the tokens before a job's picture, without text still to be written; 0 if it will
-    fail.
-    """
+    """Return the tokens before a job's picture, without unwritten text; 0 if it will fail."""
     return _tokens(job, revision, 0).positive
 
 
@@ -233,8 +232,9 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 def needs(
     jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, prefixes: int | None = None
 ) -> Needs:
-    """Return the needs of a group; `prefixes`: the maximum bytes of kept shared K/V, by default the
-    run's.
+    """Return the needs of a group.
+
+    `prefixes`: the maximum bytes of kept shared K/V, by default the run's.
     """
     choice, kind = config.model, precision(config.model)[0]
     # Called once, because there may be many jobs.
@@ -265,9 +265,10 @@ def needs(
 
 
 def prefetches_sources(config: RunConfig) -> bool:
-    """True if images are encoded while the model works; by default on one GPU, which leaves the CPU
-    free, unless experts may have that memory. A model spread over GPUs encodes in turn: its
-    encoders may be on any of them.
+    """True if images are encoded while the model works.
+
+    By default on one GPU, which leaves the CPU free, unless experts may have that memory. A model
+    spread over GPUs encodes in turn: its encoders may be on any of them.
     """
     choice, asked = config.model, config.batch.prefetches_sources
     by_default = choice.device != "balanced" and not choice.offloads_experts
@@ -275,8 +276,9 @@ def prefetches_sources(config: RunConfig) -> bool:
 
 
 def held_weights(card: ModelCard, config: RunConfig) -> int:
-    """Return the bytes of a model's weights in the memory that has most of them: one GPU of several
-    ranks, or main memory for all ranks.
+    """Return the bytes of a model's weights in the memory that has most of them.
+
+    That is one GPU of several ranks, or main memory for all ranks.
     """
     held = _by_rank(card, config)
     return held.first + (_ranks_together(config) - 1) * held.other
@@ -285,8 +287,9 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
 def picture_need(
     card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], together: int
 ) -> Need:
-    """Return the need of a picture model with this many of `jobs` at work `together`; without jobs,
-    its weights.
+    """Return a picture model's need with this many of `jobs` at work `together`.
+
+    Without jobs, its weights.
     """
     waiting = work = 0
     if config.model.offloads_experts:
@@ -367,7 +370,8 @@ def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[s
 
 
 def usable_bytes(free: int) -> int:
-    """Return the bytes for K/V and activations out of those free after the weights; the rest is a
-    margin.
+    """Return the bytes for K/V and activations, of the free bytes after loading the weights.
+
+    The rest is a margin.
     """
     return free * _USABLE_PERCENT // 100

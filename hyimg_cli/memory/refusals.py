@@ -1,5 +1,6 @@
-"""Refuse memory and rank settings that a run cannot follow, and a disk that cannot hold its videos;
-no torch.
+"""Refuse memory and rank settings that a run cannot follow, and disks that are too small.
+
+No torch.
 """
 
 import shutil
@@ -57,8 +58,9 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
 
 
 def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
-    """Raise UsageError for settings that exclude each other, or that a job's model cannot follow on
-    any machine.
+    """Raise UsageError for settings that contradict each other, or that a model cannot follow.
+
+    Models are the jobs'; these settings fail on any machine.
     """
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
@@ -177,10 +179,9 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
 
 
 def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) -> None:
-    """Raise StorageError if `folder` surely has no room for the videos of `jobs`, or the disk
-    cache's folder is unusable.
+    """Raise StorageError if `folder` has too little room for the videos of `jobs`.
 
-    Pictures are too small to count.
+    Also if the disk cache's folder is unusable. Pictures are too small to count.
     """
     if not jobs:
         return

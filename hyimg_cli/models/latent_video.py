@@ -132,8 +132,8 @@ class LatentVideoModel(LatentModel):
 
     @property
     def _vae_place(self) -> "LoadTarget":
-        """Return the VAE's place: in float32, with any transformer dtype, if the authors' examples
-        do so.
+        """Return the VAE's place: float32, in any transformer dtype, if the authors' examples say
+        so.
         """
         return self.place.in_float32() if self.card.has_float32_vae else self.place
 
@@ -264,8 +264,9 @@ class ClipsModel(LatentVideoModel):
     def denoiser_of(
         self, clips: Sequence[tuple[VideoJob, Mapping[Any, PromptEmbedding]]]
     ) -> LatentDenoiser:
-        """Return a denoiser of clips, each with its conditions' embeddings; steps take [B, C, F, Y,
-        X].
+        """Return a denoiser of clips, with each one's embedded conditions.
+
+        Steps take [B, C, F, Y, X].
         """
 
 

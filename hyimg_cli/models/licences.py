@@ -48,8 +48,9 @@ def is_non_commercial(licence: str) -> bool:
 
 
 def read_card(folder: Path) -> list[str]:
-    """Return the licences in the front matter of a folder's README.md, in lower case: `license`,
-    which may be a list, then `license_name`.
+    """Return the licences in the front matter of a folder's README.md, in lower case.
+
+    `license`, which may be a list, then `license_name`.
     """
     import yaml
 

@@ -86,8 +86,7 @@ _ARRAY_GLOBALS = {
 
 
 def find_backbone(net: Net, given: Path | None = None) -> Backbone:
-    """Return the backbone of `net` from the file `given`, torch hub's cache, or the weights
-    package.
+    """Return the backbone of `net` from the file `given`, torch hub's cache, or a package.
 
     Raises UsageError if the given file cannot be used, MachineError if no file was found, or if a
     found file is not what its name says.

@@ -23,8 +23,9 @@ SSIM_WINDOW = 11
 
 
 def psnr(a: Pixels, b: Pixels) -> float:
-    """Return the peak signal-to-noise ratio in dB over all values, peak 255; `inf` for equal
-    pictures.
+    """Return the peak signal-to-noise ratio in dB over all values, peak 255.
+
+    `inf` for equal pictures.
     """
     require_same_size(a, b)
     return psnr_of_error(float(np.mean(np.subtract(a, b, dtype=np.float64) ** 2)))

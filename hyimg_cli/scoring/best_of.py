@@ -1,4 +1,4 @@
-"""The best of a line's candidates: drawn as drafts, scored, picked, and the picked ones in full.
+"""Find the best of a line's candidates: draw drafts, score, pick, and draw the picked in full.
 
     OUT/drafts    a run of every candidate in few steps: whatever stops it, it resumes
     the model is released, the scorers look at the drafts one after the other

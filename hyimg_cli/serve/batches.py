@@ -113,8 +113,9 @@ class Batch:
         return self.record["status"] in ("cancelling", "finalizing", *_ENDED) or self.is_late
 
     def save(self, status: str = "", **changes: Any) -> None:
-        """Change the record; a `status` also sets its time. Raises StorageError and changes
-        nothing if the record cannot be written.
+        """Change the record; a `status` also sets its time.
+
+        Raises StorageError and changes nothing if the record cannot be written.
         """
         if status:
             changes |= {"status": status, f"{status}_at": int(time.time())}

@@ -377,8 +377,9 @@ async def _wait_until_gone(request: Request) -> None:
 
 
 def _may_retry(request: Request, seconds: float) -> bool:
-    """Return True if a client that left may ask again: it sent a key, or its `openai` client ran
-    into the timeout that it names.
+    """Return True if a client that left may ask again.
+
+    It sent a key, or its `openai` client ran into the timeout that it names.
     """
     with suppress(ValueError):
         patience_s = float(request.headers.get("x-stainless-read-timeout", "inf"))

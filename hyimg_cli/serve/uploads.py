@@ -187,8 +187,10 @@ class Uploads:
         return path
 
     def delete(self, record: Mapping[str, Any]) -> None:
-        """Delete a file. A later sweep removes its content, which waiting requests and other
-        callers' files may still need.
+        """Delete a file.
+
+        A later sweep removes its content, which waiting requests and other callers' files may still
+        need.
         """
         with self._lock, disk_errors(self._files):
             remove(self._files / record["id"])

@@ -81,8 +81,9 @@ class Camera(PathKind):
 
 
 class Loras(PathKind):
-    """LoRA files, separated by `;`: `[high=|low=]FILE[@WEIGHT]`. The typed value is a tuple of
-    Lora.
+    """LoRA files, separated by `;`: `[high=|low=]FILE[@WEIGHT]`.
+
+    The typed value is a tuple of Lora.
     """
 
     def names(self, value: tuple[Lora, ...]) -> list[str]:

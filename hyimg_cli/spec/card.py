@@ -1,6 +1,4 @@
-"""Facts about a checkpoint that are known without its weights: sizes, token counts, bytes,
-defaults.
-"""
+"""Facts about a checkpoint without its weights: sizes, token counts, bytes, defaults."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

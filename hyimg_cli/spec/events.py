@@ -160,8 +160,9 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`; the page shows a field with a `label` if it differs from its
-    default.
+    """One line of `results.jsonl`.
+
+    The page shows a field with a `label` if it differs from its default.
 
     `replica`: the one of several that did the job, counted from 0. `timings_s` are the job's own
     wall times from when its group could start; a batch's whole time counts in each of its jobs.

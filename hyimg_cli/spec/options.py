@@ -22,8 +22,10 @@ CHECKPOINT = object()
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
-    """Return a field that is a setting. Its annotation says what it may hold; `declared` are the
-    further fields of `settings.table.Declaration`.
+    """Return a field that is a setting.
+
+    Its annotation says what it may hold; `declared` are the further fields of
+    `settings.table.Declaration`.
     """
     row = {"help": help, "default": None if default is MISSING else default, **declared}
     value = None if default is CHECKPOINT else default

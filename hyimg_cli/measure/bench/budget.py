@@ -99,8 +99,9 @@ def row(name: str, one: RunResult, other: RunResult, metrics: Metrics) -> Distan
 
 
 def bench_metrics(weights: Path | None) -> tuple[Metrics, str]:
-    """Return all metrics, with LPIPS if its weights are installed, and its title or why it is
-    missing. Raises HyimgError for `weights` that cannot be used.
+    """Return all metrics, with LPIPS if its weights are installed, and a text about LPIPS.
+
+    The text is its title, or why it is missing. Raises HyimgError for unusable `weights`.
     """
     metrics = tuple(PIXEL_METRICS.values())
     try:

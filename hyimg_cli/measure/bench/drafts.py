@@ -1,5 +1,7 @@
-"""Whether drafts are worth it for a checkpoint and a scorer: the share of best-of-n's gain that the
-drafts' choice keeps, beside fewer candidates in full for the same denoise steps.
+"""Measure whether drafts are worth it for a checkpoint and a scorer.
+
+Compares the share of best-of-n's gain that is left after choosing by drafts with fewer full
+candidates for the same denoise steps.
 
     gain     of best-of-n: a task's best value among n pictures in full, less their mean
     share    of that gain, over all tasks, that is left where drafts choose

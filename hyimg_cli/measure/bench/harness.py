@@ -256,8 +256,9 @@ class Bench:
 
 
 def _same_work(a: RunResult, b: RunResult) -> tuple[str, ...]:
-    """Return the jobs if both runs report the same counts of work for all of them. Some jobs may
-    have nothing to share, but not all.
+    """Return the jobs if both runs report the same counts of work for all of them.
+
+    Some jobs may have nothing to share, but not all.
     """
     ours, theirs = ({one.custom_id: _counts(one) for one in run.outcomes} for run in (a, b))
     # A line counts only until it was written, so the run's last counts are used.

@@ -1,4 +1,4 @@
-"""Read scenarios: a question, two or more variants, the phases that may differ, and a manifest.
+"""Read scenarios: a question, two or more variants, phases that may differ, and a manifest.
 
 A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`.
 """

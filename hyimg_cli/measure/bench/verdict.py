@@ -90,8 +90,7 @@ class Timed:
 
     @property
     def is_resolved(self) -> bool:
-        """False if the runs of one variant differ as much as the two variants do, and neither is
-        steadily faster.
+        """False if the runs of one variant differ as much as the variants, without steady winner.
         """
         up, most = self.speedup_of_medians, max(self.variations)
         return most < max(up, 1 / up, 1 + _SHARE_OF_WALL) or is_steady(*self.walls_s, 0.0)
@@ -148,8 +147,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of a bench: each pair of its variants compared on these jobs, and the folder
-    `kept` with the pictures.
+    """The result of a bench: each pair of its variants, compared on these jobs.
+
+    `kept`: the folder with the pictures.
     """
 
     scenario: Scenario
@@ -301,9 +301,9 @@ def _said_once(reasons: Sequence[str]) -> tuple[str, ...]:
 
 
 def median_interval(values: Sequence[float]) -> dict[str, float]:
-    """Return the `median`, and `low` and `high`: the narrowest symmetric pair of order statistics
-    that covers the true one often enough.
+    """Return the `median` with `low` and `high`, an interval that covers the true one.
 
+    It is the narrowest symmetric pair of order statistics that covers the true median often enough.
     Exact for any continuous distribution: the number of values below the true median is binomial.
     With few values it is their whole range; see its `coverage`.
     """

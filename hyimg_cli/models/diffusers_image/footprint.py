@@ -1,5 +1,4 @@
-"""Memory of an editor's networks: weights from the files' headers, activations from widths; no
-torch.
+"""Memory of an editor's networks: weights from headers, activations from widths; no torch.
 
 Activations were counted on meta tensors in bfloat16, for two blocks of each released transformer
 and for each released VAE, at 1024x1024 with one source picture.

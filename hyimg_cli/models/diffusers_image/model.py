@@ -384,9 +384,7 @@ class LatentImageModel(LatentModel):
         return network
 
     def _leave_out_unread(self, network: Any) -> None:
-        """Remove what the blocks never read from a text encoder: its head, and the layers after
-        the last one they read.
-        """
+        """Remove what the blocks never read from a text encoder: its head, and its last layers."""
         if hasattr(network, "lm_head"):
             network.lm_head = nn.Identity()
             if self.kind.text_layers:

@@ -85,8 +85,7 @@ class CheckpointEncoder(ConditionEncoder[Any]):
         return False
 
     def digest_of(self, **parts: Any) -> str:
-        """Return a digest of `parts` and of all that shapes embeddings: dtype, device, libraries.
-        """
+        """Return a digest of `parts` and all that shapes embeddings (dtype, device, libraries)."""
         place = self.place
         return self.layout.encoding_key(place.dtype_name, device_class(place.device), **parts)
 

@@ -258,9 +258,7 @@ def _wan_start(layout: CheckpointLayout) -> StartRule | None:
 
 
 def _wan_defaults(layout: CheckpointLayout, start: StartRule | None) -> VideoDefaults:
-    """Return the defaults of Wan 2.1, of the 2.2 pair (720p, two scales), or of the 2.2 5B (24
-    fps).
-    """
+    """Return the defaults of Wan 2.1, the 2.2 pair (720p, two scales), or the 2.2 5B (24 fps)."""
     plain = VideoDefaults(
         size=Size(480, 832),
         num_frames=81,

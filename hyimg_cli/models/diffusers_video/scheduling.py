@@ -55,8 +55,7 @@ class JobScheduler:
         self.move_to(device)
 
     def move_to(self, device: torch.device) -> None:
-        """Move everything that a step reads to the device once, so that no step waits for the GPU.
-        """
+        """Move everything that a step reads to the device once, so that no step waits for it."""
         scheduler: Any = self.scheduler
         scheduler.sigmas = scheduler.sigmas.to(device)
         scheduler.timesteps = scheduler.timesteps.to(device)

@@ -105,8 +105,7 @@ class WanVae(VideoVae):
         return latents / inverse.to(latents) + mean.to(latents)
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Return frames in -1..1 as latents in the denoiser's scale, in float32 like the pipeline.
-        """
+        """Return frames in -1..1 as latents in the denoiser's scale, in float32 as upstream."""
         with _feature_cache(self.module):
             found = self.most_likely(pixels_BCTHW, is_tiled=is_tiled).float()
         mean, inverse = self._scale()

@@ -185,8 +185,9 @@ class Prompter(ImageCheckpoint):
         return min(job.text.max_new_tokens, beside_picture if beside_picture > 0 else room)
 
     def branch_count(self, job: ImageJob) -> int:
-        """Return the number of a job's guidance branches: one for distilled networks, or scales up
-        to 1.
+        """Return the number of a job's guidance branches.
+
+        One for distilled networks, and for scales up to 1.
         """
         return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
 

@@ -154,8 +154,9 @@ class DecoderLayer(nn.Module):
         rope_2TD: Tensor,
         new: Sequence[QueryBlock] | StepRows,
     ) -> tuple[Tensor, Tensor]:
-        """Return the stream `x`, and what is still to be added to it; `more`: that of the layer
-        before.
+        """Return the stream `x`, and what is still to be added to it.
+
+        `more`: what the layer before left to add.
         """
         # In a model spread over devices (device_map), x moves to the next device; the angles
         # follow.

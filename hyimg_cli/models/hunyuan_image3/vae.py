@@ -54,7 +54,7 @@ class Vae(nn.Module):
         return (latents_BCYX - self._shift) * self.architecture.scaling_factor
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped: the last frame.
+        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], unclamped; the last frame.
         """
         picture_BC1YX: Tensor = self.decoder(self.unscaled(latents_BCYX))
         return picture_BC1YX.squeeze(2)
@@ -273,8 +273,9 @@ class FrameConv3d(nn.Conv3d):
         return functional.conv2d(x_BCYX, centre, self.bias, padding=past).unsqueeze(2)
 
     def chunks(self, x_BCTYX: Tensor, tensors: int = 1, halo: int = 1) -> RowChunks:
-        """Return the rows of `x` to convolve; `tensors`: tensors as large as the result made per
-        chunk.
+        """Return the rows of `x` to convolve.
+
+        `tensors`: number of tensors, as large as the result, made from a chunk.
         """
         return RowChunks(x_BCTYX, self.in_channels + tensors * self.out_channels, halo=halo)
 

@@ -120,8 +120,9 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
 
 
 def _grid(height: int, width: int, arch: VisionArchitecture) -> Grid:
-    """Return the patches of the largest image of that shape within the limit, by searching its
-    scale.
+    """Return the patches of the largest image of that shape within the limit.
+
+    Searches for its scale.
     """
     eps, side = 1e-5, arch.patch_size
 

@@ -237,9 +237,7 @@ def plucker(poses_F44: Tensor, intrinsics: Intrinsics, size: Size) -> Tensor:
 
 
 def patches(grid_BCFYX: Tensor, patch: tuple[int, int, int]) -> Tensor:
-    """Return tokens [B, S, C times a patch's cells] of a grid, in the order of a convolution's
-    weights.
-    """
+    """Return tokens [B, S, C times a patch's cells] of a grid, in a convolution's weight order."""
     across: Tensor = grid_BCFYX.unflatten(4, (-1, patch[2])).unflatten(3, (-1, patch[1]))
     split: Tensor = across.unflatten(2, (-1, patch[0]))
     # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)

@@ -107,11 +107,10 @@ def camera_path(job: VideoJob) -> CameraPath:
 
 
 def key_poses(text: str) -> Array:
-    """Return the poses of a key string, one more than its frames, the first the identity, [N, 4,
-    4].
+    """Return the poses [N, 4, 4] of a key string, one more than its frames.
 
-    w s: forward, back; d a: right, left; i k: up, down; l j: turn right, left. Raises JobError for
-    an invalid text.
+    The first is the identity. w s: forward, back; d a: right, left; i k: up, down; l j: turn right,
+    left. Raises JobError for an invalid text.
     """
     from scipy.spatial.transform import Rotation  # takes 0.3 s
 
