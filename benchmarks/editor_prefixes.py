@@ -101,7 +101,7 @@ def _measure(
     furthest = 0.0
     for job, own in zip(jobs, wanted, strict=True):
         made = []
-        # Job by job in turn: what else the machine does slows both.
+        # Job by job in turn, so that other programs slow both equally.
         for way, model.tree in ways.items():
             began = time.process_time()
             denoiser = model.denoiser(job, {one: kept[one] for one in own})

@@ -1,4 +1,4 @@
-"""Rows a processor second of `hyimg export`, by format, from a run of made-up pairs.
+"""Rows per processor second of `hyimg export`, by format, from a run of made-up pairs.
 
     python benchmarks/export.py --rows 10000 --side 64 --rounds 3
 
@@ -24,7 +24,7 @@ ALLOWED = ("--allow-licence", "unknown", "--source-licence", "CC0-1.0", "-q")
 
 
 def write_run(folder: Path, rows: int, side: int) -> Path:
-    """A run of edits, each of a source of its own: a smooth picture with a little noise."""
+    """Write a run of edits, each with its own source: a smooth picture with a little noise."""
     (folder / "outputs").mkdir(parents=True)
     lines, results = [], []
     for n in range(rows):

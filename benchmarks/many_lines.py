@@ -52,8 +52,9 @@ def main() -> None:
 
 
 def _run(tree: Path, command: str, manifest: Path) -> dict[str, Any]:
-    """One command on one manifest: its greatest memory, its seconds by the clock and the processor;
-    of `generate` up to its first pictures.
+    """Run one command on one manifest; return its peak memory, wall time and processor time.
+
+    For `generate`, up to its first pictures.
     """
     with tempfile.TemporaryDirectory() as place:
         line = [sys.executable, "-m", "hyimg_cli", command, str(manifest), "-o", f"{place}/out"]
@@ -113,7 +114,7 @@ def _varied(lines: int, folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _add_photo(path: Path, number: int) -> None:
-    """One of a hundred, by another name."""
+    """Add one of a hundred photos under another name."""
     path.parent.mkdir(exist_ok=True)
     first = path.parent / f"{number % 100:06d}.png"
     if number < 100:

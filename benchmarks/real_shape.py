@@ -86,14 +86,14 @@ def _measure(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate(parts):
             part(Path(folder), whole.share(len(parts) - number))
-            # Behind the call: nothing of it holds the network any more.
+            # After the call, which no longer holds the network.
             let_go()
     kept.facts["spent_s"] = round(deadline.spent_s, 1)
     kept.write()
 
 
 def _one_form(form: str, folder: Path, run: Run) -> None:
-    """A network, its rows, and with the first format whole requests; then all is let go."""
+    """Measure a network and its rows, and with the first format whole requests; then free it."""
     asked, kept = run.asked, run.kept
     try:
         load = _workload(folder / form, run, asked.layers or asked.scale.layers)
@@ -120,7 +120,7 @@ def _one_form(form: str, folder: Path, run: Run) -> None:
 
 
 def _wanted_rows(load: Workload, run: Run) -> list[Group]:
-    """The groups cut to what is asked for and, if no layer is run, not measured yet."""
+    """Return the requested groups; without layers to run, only the ones not measured yet."""
     if "rows" not in run.asked.parts:
         return []
     there = {row.name for row in run.kept.rows if row.form == ANY_FORM}
@@ -130,7 +130,7 @@ def _wanted_rows(load: Workload, run: Run) -> list[Group]:
 
 
 def _wanted_requests(form: str, run: Run) -> tuple[str, ...]:
-    """Whole requests, which the first format's network takes."""
+    """Return the whole requests, which run on the first format's network."""
     asked = run.asked
     wanted = run.wanted(serving.names(asked.scale)) if "requests" in asked.parts else ()
     if wanted and form != asked.forms[0]:
@@ -145,7 +145,7 @@ def _workload(folder: Path, run: Run, layers: int) -> Workload:
 
 
 def _fitting(load: Workload, form: str, folder: Path, run: Run) -> tuple[Workload, float | None]:
-    """The workload with as many layers as there is memory for, and that memory."""
+    """Return the workload with as many layers as fit in memory, and that memory."""
     free = run.asked.memory_gb and 1e9 * run.asked.memory_gb
     if free is None and run.device.type == "cuda":
         let_go()

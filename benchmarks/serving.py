@@ -51,7 +51,7 @@ from hyimg_cli.spec.events import JobEnded
 
 TASKS = ("think_recaption", "none", "recaption", "none")
 CLIENTS, SOAKERS = 32, 64
-# Equal requests share a drawing, equal prompts their K/V: no two are equal.
+# Equal requests share a drawing, equal prompts their K/V, so none are equal.
 _NEW = count(1000, 1000)
 Line = dict[str, Any]
 
@@ -60,7 +60,7 @@ class WarmSession(Session):
     """A session that keeps its model between runs, like a service."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Bench:

@@ -192,7 +192,7 @@ def _columns_of(
 
 
 def _pairs(chosen: Sequence[Row], others: Sequence[Row]) -> Iterator[Row]:
-    """Return a line's preference pairs: the best accepted picture with each one judged worse."""
+    """Yield a line's preference pairs: the best accepted picture with each one judged worse."""
     if not chosen:
         return
     best = min(chosen, key=lambda row: row.columns["rank"] or len(chosen) + len(others))

@@ -47,7 +47,7 @@ def verify(folder: Path) -> Verified:
 
 
 def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]) -> Iterator[str]:
-    """Return what differs in a file; the digests of its rows are added to `hashes`."""
+    """Yield what differs in a file; the digests of its rows are added to `hashes`."""
     shard, before = SHARD_NAME.fullmatch(name), len(hashes)
     if not (shard or name == REJECTED) or not isinstance(known, dict):
         yield "not a file name of a dataset"

@@ -214,7 +214,7 @@ class OffloadedExperts:
 
 
 def _parts(stacks: Stacks) -> list[Tensor]:
-    """Yield every tensor of both stacks."""
+    """Return every tensor of both stacks."""
     parts: list[Tensor] = []
     for stack in stacks:
         parts += [stack] if isinstance(stack, Tensor) else stack.tensors

@@ -14,7 +14,7 @@ from hyimg_cli.spec.options import KeepOutside
 def without_effect(
     settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
 ) -> Iterator[str]:
-    """Return a sentence for each kind of job whose settings were given but which `jobs` lacks.
+    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks.
 
     Also returns the advice on the cards of the pictures' models.
     """
@@ -56,7 +56,7 @@ def without_effect(
 
 
 def _concern(settings: Mapping[str, Setting], names: Iterable[str], what: str) -> Iterator[str]:
-    """Return a sentence on the settings in question that were given."""
+    """Yield a sentence on the settings in question that were given."""
     found = [as_given(settings[name]) for name in names if _is_given(settings[name])]
     if found:
         yield f"{', '.join(found)} {'applies' if len(found) == 1 else 'apply'} to {what}"

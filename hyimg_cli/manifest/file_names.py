@@ -93,7 +93,7 @@ def name_files(
 
 
 def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
-    """Return, by line, jobs whose file would overwrite an extra file of another job's edit."""
+    """Yield, by line, jobs whose file would overwrite an extra file of another job's edit."""
     sides = {
         path_of(job).removesuffix(suffix_of(job)) + suffix: job
         for job in jobs

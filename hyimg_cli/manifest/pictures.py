@@ -106,7 +106,7 @@ class PictureLine(ResolvedLine):
         yield from self._outside_faults()
 
     def _outside_faults(self) -> Iterator[HyimgError]:
-        """Return faults of options that an edit with `keep_outside` excludes or requires."""
+        """Yield faults of options that an edit with `keep_outside` excludes or requires."""
         fields = self.fields
         if not self._keeps_outside:
             why = "it needs keep_outside"

@@ -82,7 +82,7 @@ class ResolvedLine:
             return None
 
     def step_cache_faults(self, *, is_distilled: bool) -> Iterator[HyimgError]:
-        """Return faults of a step cache that a plain run of as few steps would match or beat.
+        """Yield faults of a step cache that a plain run of as few steps would match or beat.
 
         `is_distilled`: the model or the schedule is a few-step one.
         """
@@ -102,7 +102,7 @@ class ResolvedLine:
         yield self.fault("step-cache", what, "step_cache", hint)
 
     def lora_faults(self, *, has_two: bool) -> Iterator[HyimgError]:
-        """Return faults of LoRAs for another number of transformers, and of missing files."""
+        """Yield faults of LoRAs for another number of transformers, and of missing files."""
         loras: tuple[Lora, ...] = self.values["lora"]
         places = {one.on for one in loras}
         if loras and has_two and places != {"high", "low"}:

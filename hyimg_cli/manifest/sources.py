@@ -165,7 +165,7 @@ class _Search:
         self.faults.append(fault("unreadable", what, where=str(error.filename)))
 
     def notes(self) -> Iterator[str]:
-        """Return sentences on the skipped files, one for each reason."""
+        """Yield sentences on the skipped files, one for each reason."""
         for reason, (one, many) in _REASONS.items():
             if names := self.left_out[reason]:
                 first = [

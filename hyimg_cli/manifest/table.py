@@ -20,7 +20,7 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 def read_table(
     data: bytes, title: str, delimiter: str, faults: list[HyimgError]
 ) -> Iterator[tuple[int, Line]]:
-    """Return the records of a file as lines, each with its number.
+    """Yield the records of a file as lines, each with its number.
 
     Never raises for the contents. Faults that belong to no record are added to `faults`. In a CSV
     file, semicolons may replace commas, because spreadsheets write them where the decimal separator

@@ -1,5 +1,7 @@
 """A text that `hyimg think` wrote on a manifest line: its note, and the effect of edits.
 
+Fields of the line:
+
     cot_text        for people; edited, it is tokenised as it stands
     cot_token_ids   the text's own tokens: what counts as long as cot_text is as it was written
     ratio_index     the size that the text stage chose, where it was asked to

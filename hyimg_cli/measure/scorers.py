@@ -31,7 +31,7 @@ _SAYS_LITTLE = frozenset(
 
 
 def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return how far a result is from its source outside the edit: the mean distance (CIE76).
+    """Yield how far a result is from its source outside the edit: the mean distance (CIE76).
 
     As `measure.outside` finds it. No value if no edit is found, or if the whole picture was edited,
     because nothing is outside then.
@@ -52,7 +52,7 @@ def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def text(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the share of the prompt's words that the text before the picture repeats, 0 to 1.
+    """Yield the share of the prompt's words that the text before the picture repeats, 0 to 1.
 
     The text is its recaption, if it has one. Common words (a, the, of, make) do not count, nor does
     a plural's s. Meaning is not compared.

@@ -183,7 +183,7 @@ def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
 def _alternatives(
     jobs: Sequence[Job], config: RunConfig, gpus: int = 0
 ) -> Iterator[tuple[str, RunConfig]]:
-    """Return the run as it is, then with each memory-saving setting, the smallest change first.
+    """Yield the run as it is, then with each memory-saving setting, the smallest change first.
 
     As flags; without settings that the run refuses.
     """

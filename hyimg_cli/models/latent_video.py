@@ -187,7 +187,7 @@ class LatentVideoModel(LatentModel):
         self._is_off_device = False
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
-        """Return tilings with smaller tiles than the model's decode uses, largest tiles first.
+        """Yield tilings with smaller tiles than the model's decode uses, largest tiles first.
 
         Each with its setting's value.
         """

@@ -227,7 +227,7 @@ def with_text(job: ImageJob, draft: Candidate, revision: str | None) -> ImageJob
 
 
 def add_rounds(jobs: Sequence[Job], rounds: Counter[str]) -> Iterator[Job]:
-    """Return the jobs, each line's followed by as many more for each further round of draws.
+    """Yield the jobs, each line's followed by as many more for each further round of draws.
 
     Raises UsageError if a new candidate has the id of another job.
     """

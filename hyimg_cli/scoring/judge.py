@@ -67,7 +67,7 @@ def _judged(case: Any, options: Any) -> Any:
 
 
 def _content(case: Any) -> Iterator[Any]:
-    """Return the request's parts: instruction, sources, result, each picture after its name."""
+    """Yield the request's parts: instruction, sources, result, each picture after its name."""
     yield {"type": "text", "text": "Instruction: " + case["prompt"]}
     pictures = [("Source image:", path) for path in case["sources"]]
     for name, path in [*pictures, ("Result image:", case["result"])]:

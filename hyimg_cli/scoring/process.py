@@ -72,7 +72,7 @@ class ScorerProcess:
         self._stop()
 
     def score(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
-        """Return a score for each case, in order.
+        """Yield a score for each case, in order.
 
         A batch that fails is retried in halves; a case that fails alone has no value. Raises
         MachineError for a scorer that cannot start, or reports that it cannot continue.

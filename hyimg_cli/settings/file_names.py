@@ -92,7 +92,7 @@ def fold_name(path: str) -> str:
 
 
 def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Return the index of each path that equals an earlier one, with the earlier index.
+    """Yield the index of each path that equals an earlier one, with the earlier index.
 
     Some file systems ignore case and how accents are encoded.
     """

@@ -81,7 +81,7 @@ WIDTH = 16
 
 
 def write(folder: Path, kind: str, **others: Any) -> Path:
-    """One checkpoint: a kind of PIPELINES; `others` stand for parts of its own."""
+    """Write one checkpoint of a kind in PIPELINES; `others` replace its own parts."""
     torch.manual_seed(0)
     makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _kontext}
     make = (makers | {"longcat": _longcat})[kind.split("-")[0]]
@@ -162,7 +162,7 @@ def _qwen(kind: str) -> dict[str, Any]:
             # Source pictures are modulated at time 0.
             zero_cond_t=kind.endswith("2511"),
         ),
-        # As it is released.
+        # As released.
         "scheduler": FlowMatchEulerDiscreteScheduler(
             base_image_seq_len=256,
             max_image_seq_len=8192,
@@ -186,7 +186,7 @@ def _qwen21(kind: str) -> dict[str, Any]:
             image_processor=image_processor,
             video_processor=Qwen3VLVideoProcessor(),
             tokenizer=tokenizer,
-            # What a message holds is a list of texts.
+            # The content of a message is a list of texts.
             chat_template=CHAT_TEMPLATE.replace("['content']", "['content'][0]['text']"),
         ),
         "text_encoder": _qwen3_vl(tokenizer),
@@ -289,7 +289,7 @@ def _longcat(kind: str) -> dict[str, Any]:
         "tokenizer": tokenizer,
         "text_encoder": _qwen25_vl(tokenizer),
         "text_processor": _processor(tokenizer),
-        # As many channels as its pipelines take for granted.
+        # As many channels as its pipelines expect.
         "vae": _flux_vae(16),
         "transformer": LongCatImageTransformer2DModel(
             in_channels=64,
@@ -322,7 +322,7 @@ def _z_image(kind: str) -> dict[str, Any]:
             axes_dims=[8, 4, 4],
             axes_lens=[1024, 128, 128],
         ),
-        # 3 is the turbo's.
+        # The turbo version has 3.
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=6.0),
     }
 
@@ -364,7 +364,7 @@ def _processor(tokenizer: Qwen2Tokenizer) -> Qwen2VLProcessor:
 
 
 def _tokenizer() -> Qwen2Tokenizer:
-    """One token a byte, the special tokens behind them."""
+    """Return a tokenizer with one token a byte, then the special tokens."""
     characters = [SPECIAL[0], *bytes_to_unicode().values()]
     vocabulary = {character: index for index, character in enumerate(characters)}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])

@@ -90,8 +90,7 @@ class Timed:
 
     @property
     def is_resolved(self) -> bool:
-        """False if the runs of one variant differ as much as the variants, without steady winner.
-        """
+        """False if one variant's runs differ as much as the variants, without steady winner."""
         up, most = self.speedup_of_medians, max(self.variations)
         return most < max(up, 1 / up, 1 + _SHARE_OF_WALL) or is_steady(*self.walls_s, 0.0)
 

@@ -54,8 +54,7 @@ class Vae(nn.Module):
         return (latents_BCYX - self._shift) * self.architecture.scaling_factor
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], unclamped; the last frame.
-        """
+        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], unclamped; last frame."""
         picture_BC1YX: Tensor = self.decoder(self.unscaled(latents_BCYX))
         return picture_BC1YX.squeeze(2)
 
@@ -103,8 +102,7 @@ class TiledPicture(TiledVae):
         return self.vae.decoder(latents_BCFYX)
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """Return pixels like `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], not clamped.
-        """
+        """Return pixels like `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], unclamped."""
         return decode_tiled(self, self.vae.unscaled(latents_BCYX)).squeeze(2)
 
 
@@ -298,7 +296,7 @@ def _convolved(
 
 
 def _levels(architecture: VaeArchitecture, *, is_up: bool) -> list[Level]:
-    """Yield the encoder's levels from the finest on, or the decoder's up to the finest."""
+    """Return the encoder's levels from the finest on, or the decoder's up to the finest."""
     widths = architecture.block_out_channels[:: -1 if is_up else 1]
     steps, in_time = len(widths) - 1, int(math.log2(architecture.ffactor_temporal))
     # Between the coarsest levels, the number of frames changes too.
