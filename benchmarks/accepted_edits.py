@@ -1,4 +1,4 @@
-"""Are accepted edits right more often than all? Edits of the tiny world, judged by its own judge.
+"""Measure whether accepted edits are right more often than all, with the tiny world's judge.
 
     python benchmarks/accepted_edits.py write edits
     hyimg generate edits/jobs.jsonl --n 4 --score text --min text=0.5 --pick 1 -o edits/out

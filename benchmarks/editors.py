@@ -1,8 +1,8 @@
 """Compare `hyimg generate` with a plain loop over diffusers' pipeline, by processor time.
 
 The loop over the classic pipeline loads once and saves each picture. Manifests repeat nothing,
-prompts, sources, or both. Each run is a process of its own with an empty cache; the two take turns
-and must give the same pixels. A first run of each, which finds no compiled Python files, is not
+prompts, sources, or both. Each run is its own process with an empty cache; the two take turns and
+must give the same pixels. A first run of each, which finds no compiled Python files, is not
 counted. After `--minutes`, no further run begins.
 
     python recipes/build-tiny-editors/tiny_editors.py wide --wide both

@@ -2,8 +2,8 @@
 
     python benchmarks/export.py --rows 10000 --side 64 --rounds 3
 
-Each export and each `--verify` is a process of its own; its processor time counts whole, and that
-of a process that exports one row is printed next to it.
+Each export and each `--verify` is its own process. Its whole processor time counts; the time of a
+process that exports one row is printed next to it.
 """
 
 import argparse

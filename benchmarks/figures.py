@@ -1,6 +1,6 @@
-"""Draw the plots of the documentation from the kept results, and print its tables: `make figures`.
+"""Draw the documentation's plots from the results, and print its tables: `make figures`.
 
-A plot has no background of its own, and colours that can be read on white and on black.
+Plots have no background, and colours that can be read on white and on black.
 """
 
 import json

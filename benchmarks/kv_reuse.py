@@ -1,5 +1,7 @@
-"""What reusing the AR stage's K/V is worth: by count for the released model, by clock for the
-embedded one, and what inexact reuse costs in the pictures.
+"""Measure what reusing the AR stage's K/V saves.
+
+By count for the released model, by clock for the embedded one, and the pixels that inexact reuse
+changes.
 
     python benchmarks/kv_reuse.py count --steps 8 --sources 3      one case, counted
     python benchmarks/kv_reuse.py clock --steps 8 --batch 4        one case, timed

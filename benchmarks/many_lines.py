@@ -1,5 +1,7 @@
-"""Memory and processor time that a manifest of many lines takes: `generate` up to its first
-pictures (then it is stopped), `check` and `plan`, each in a process of its own.
+"""Measure the memory and processor time of a manifest of many lines.
+
+`generate` up to its first pictures (then it is stopped), `check` and `plan`, each in its own
+process.
 
     python benchmarks/many_lines.py --lines 1000000 --commands generate --out FILE
     python benchmarks/many_lines.py --lines 100000 --against ../before     in turn with another tree

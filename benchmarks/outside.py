@@ -1,5 +1,4 @@
-"""Edits with `--keep-outside`: is the edit found, is the rest equal, is an edit of the whole
-recognized?
+"""Measure `--keep-outside`: edits found, pixels equal outside, whole edits recognized.
 
 Photographs that scikit-image ships, edited and redrawn at random (`tests/simulated_edits.py`: the
 truth is known), the embedded model's own edits, and one source of 12 megapixels from file to file.

@@ -4,25 +4,25 @@
     checkpoint, where asked for: a few layers written, read, loaded, run with and without prewarm
 
 Weights are drawn on the GPU; no checkpoint is read. The floors, a product and a copy, are measured
-in the same run. Rows come in the order of what matters, each is written to the result as soon as it
-is there, and what the time does not allow is named as left out. Random weights route nearly evenly,
-so one row is skewed. Nothing is said about pictures.
+in the same run. The most important rows come first. Each is written to the result at once; rows for
+which there is no time are listed as left out. Random weights route nearly evenly, so one row is
+skewed. The benchmark says nothing about pictures.
 
-Predicted for one H200, not measured: bytes and FLOP by count over 0.8 for what kernels reach, times
-the runs below. Text is 450 tokens, by CUDA graphs as the command decodes it: 5 ms each for one row,
-27 for 16. Without graphs the host is what counts, a third of a millisecond a layer.
+Predicted for one H200, not measured: counted bytes and FLOP over 0.8, which kernels reach, times the
+runs below. A text is 450 tokens, decoded by CUDA graphs as in the command: 5 ms each for one row, 27
+for 16. Without graphs the host is the limit: a third of a millisecond a layer.
 
     imports, floors, the first compilation of every kernel     0.5 minutes, imports before the clock
     FP8: 32 layers built (10 s; 77 GB in 8 bits), measured     2, a third of it the VAE
     1 request: 50 steps 19 s, 8 steps 5 s, no graphs 8 s       0.5
     16 requests, 8 steps: 12 s of 49 are text                  0.8
     16 requests, 50 steps with CFG: 17 s each                  4.6, or as many steps as are left
-    dense: 22 layers built (10 s) and measured                 1.5, 2 in a run of their own
+    dense: 22 layers built (10 s) and measured                 1.5, 2 in a separate run
     checkpoint: 4 layers, 29 GB                                4
 
-Two formats in one run have equal shares of the time, and the first takes the requests. A fault of
-the GPU itself (an illegal address) ends all that comes behind it in the same process: with
-`--forms fp8` and `--forms dense` in two runs one form outlives the other.
+Two formats in one run share the time equally, and the first one takes the requests. A fault of the
+GPU itself (an illegal address) ends everything after it in the same process. With two runs,
+`--forms fp8` and `--forms dense`, one format survives a fault of the other.
 
     python benchmarks/real_shape.py --forms fp8 --minutes 9
     python benchmarks/real_shape.py --only 'VAE*' --out NEW.json          some rows

@@ -130,7 +130,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
         floors.append(floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = kept & fine
-    # A removed object is as large as its trace, which within a pixel is no difference.
+    # A removed object is as large as its trace, which is within a pixel's range of the source.
     mask |= within(mask, max(1.5, _GROWN * scale)) & direct
     lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     # A light may contain many regions in the same style, which should count as one.

@@ -19,7 +19,7 @@ _MOST_ZOOM, _MOST_SHIFT = 0.03, 0.02
 _ALIKE, _UNSURE = 9.0, 0.1
 # The part of the slopes that both pictures share; below it they are noise.
 _ALIKE_SLOPES = 0.3
-# A zoom counts half. A nearer place may fit worse by this factor.
+# A zoom counts half. A closer place may fit worse by this factor.
 _ZOOM, _AS_GOOD = 0.5, 1.05
 # A picture is flat except for edges if these differ by this factor. The edges are trusted if their
 # motion leaves at most this part, up to a model's usual drift in zoom and shift.

@@ -8,8 +8,8 @@
 Resident experts fill the slots that the device has memory for, equally many of each layer. A step
 that chooses more experts over all layers than there are slots leaves the slots unchanged: if they
 were used in turn, each expert would be evicted before its layer's next turn. Rows that are decoded
-together share the fetched experts. The kernels are those of experts on the device, with a slot's
-number in place of an expert's, and no bit depends on an expert's location.
+together share the fetched experts. The kernels are the same as for experts on the device, with a
+slot's number in place of an expert's, and no bit depends on an expert's location.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert

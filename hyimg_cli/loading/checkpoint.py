@@ -90,7 +90,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     found = [pair for file in files for pair in file_tensors(file).items()]
     if files[0].name == f"{stem}.safetensors":
         return dict(found)
-    # The index and the shards must say the same: a loader goes by one or by the other.
+    # The index and the shards must agree: some loaders use one, some the other.
     index = folder / f"{stem}.safetensors.index.json"
     named = {f"{name} ({file})" for name, file in _weight_map(index).items()}
     stored = {f"{name} ({info.file})" for name, info in found}

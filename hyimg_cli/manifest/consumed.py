@@ -16,7 +16,7 @@ def without_effect(
 ) -> Iterator[str]:
     """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks.
 
-    Also returns the advice on the cards of the pictures' models.
+    Also yields the advice on the cards of the pictures' models.
     """
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]

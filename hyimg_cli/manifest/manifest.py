@@ -108,7 +108,7 @@ def manifest_of(
 def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, list[HyimgError]]:
     """Return the faulty lines' ids with their faults; faults of the whole file are left out.
 
-    Takes the faults of `manifest` and those found while its lines were resolved.
+    Includes faults found while the lines were resolved.
     """
     ids = {line.where: str(line.fields["custom_id"]) for line in manifest.lines}
     by_id: dict[str, list[HyimgError]] = {}
@@ -124,7 +124,7 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
 
 
 def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
-    """Return the faults in file order, those of the whole file first."""
+    """Return the faults in file order, faults of the whole file first."""
     return sorted(faults, key=lambda one: _line_number(manifest, one))
 
 

@@ -30,7 +30,7 @@ class _Closed(BaseModel):
 
 
 class _Line(BaseModel):
-    """Refuses unknown names in a line, except for those that are copied through."""
+    """Refuses unknown names in a line, except for names that are copied through."""
 
     model_config = ConfigDict(
         extra="allow",

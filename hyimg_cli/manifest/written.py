@@ -23,7 +23,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import BOT_TASKS
 
-# Of a note, beside its tags.
+# Keys of a note, in addition to its tags.
 _LISTS = ("ending", "lengths", "withdrawn")
 _SECTION = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
 

@@ -107,8 +107,8 @@ def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
 def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
     """Raise UsageError for a picture model that its settings do not fit.
 
-    Its weights cannot be held in so few bits, its experts cannot be fetched, or its layers cannot
-    be spread over so many ranks.
+    Its weights cannot be held in that format, its experts cannot be fetched, or its layers cannot
+    be spread over that many ranks.
     """
     ranks, flag = parallel.picture_ranks, TENSOR if parallel.tensor_ranks > 1 else _CFG
     card, wants_graphs = model_card(choice.model, choice.revision), choice.decode_graphs == "on"

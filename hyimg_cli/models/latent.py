@@ -135,7 +135,7 @@ class LatentModel(ABC):
         """Return a new denoiser for a job; `embeddings`: of its conditions."""
 
     def notes(self, job: Any) -> tuple[str, ...]:
-        """Return warnings for the job's line, other than those on prompts and pictures."""
+        """Return warnings for the job's line, other than the ones on prompts and pictures."""
         return ()
 
     @abstractmethod

@@ -144,5 +144,5 @@ class TextScript:
         return [*written, self.end]
 
     def text_of(self, written: list[int]) -> list[int]:
-        """Return the text's ids with its tags, without those that open the picture."""
+        """Return the text's ids with its tags, without the ids that open the picture."""
         return written

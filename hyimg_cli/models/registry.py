@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.parallel.ranks import RankPool
 
-# In the order in which they are asked. A folder of no family counts as the last one of its kind,
-# whose error says what is missing.
+# In the order in which they are asked. A folder of no family counts as the last family of its kind,
+# whose error names what is missing.
 _BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"

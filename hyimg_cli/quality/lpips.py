@@ -84,11 +84,11 @@ class Lpips:
 
     @property
     def metric(self) -> Metric:
-        """Return the distance as a `Metric`, like those that need no weights."""
+        """Return the distance as a `Metric`, like the metrics without weights."""
         return Metric("lpips", "", False, self.distance, MIN_SIDE)
 
     def distance(self, a: Pixels, b: Pixels) -> float:
-        """Return LPIPS of two pictures, uint8 [H, W, 3]: 0 if they are equal, lower is nearer.
+        """Return LPIPS of two pictures, uint8 [H, W, 3]: 0 if they are equal, lower is closer.
 
         Raises UsageError if the sizes differ or a side is shorter than 32 pixels.
         """
@@ -97,7 +97,7 @@ class Lpips:
         return self._between(_in_range(a), _in_range(b))
 
     def self_test(self, names: Collection[str] = ()) -> tuple[StoredPair, ...]:
-        """Measure the stored pairs, or those of `names`.
+        """Measure the stored pairs, or the ones in `names`.
 
         Raises UsageError for squeeze, which has no stored numbers.
         """

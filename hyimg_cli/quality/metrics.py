@@ -94,7 +94,7 @@ def level_differences(a: Pixels, b: Pixels) -> Pixels:
 
 @dataclass(frozen=True)
 class Metric:
-    """One measure: name, unit, whether higher is nearer, and the function that computes it.
+    """One measure: name, unit, whether higher is closer, and the function that computes it.
 
     `min_side`: the shortest side that a picture may have.
     """

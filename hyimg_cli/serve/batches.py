@@ -144,7 +144,7 @@ class Batch:
 
 
 class Batches:
-    """All batches of a server: those that wait, `at_once` that run, and those that have ended.
+    """All batches of a server: waiting, running (`at_once` of them) and ended.
 
     One thread reads their inputs, starts their runs in order, and watches the time.
     """

@@ -1,8 +1,8 @@
 """Settings that a job has for itself, each declared once, as a field of the job.
 
 From a declaration follow its flag, variable, key of a recipe and of a manifest line, help and
-schema, the value in the job, and its part of the resume key. None of what a checkpoint may say
-stands for what that says; a job has the value itself.
+schema, the value in the job, and its part of the resume key. None means the checkpoint's own value;
+a job has the value itself.
 """
 
 from dataclasses import MISSING, dataclass, field, fields

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A shorter job has no steps to leave out: a plain run of as few passes is nearer.
+# A shorter job has no steps to leave out: a plain run of as few passes is closer.
 FEWEST_STEPS = 12
 
 

@@ -1,10 +1,10 @@
-"""Writes a tiny BAGEL checkpoint in the released layout into a folder.
+"""Write a tiny BAGEL checkpoint in the released layout to a folder.
 
     python recipes/build-tiny-bagel/tiny_bagel.py OUT
 
-Weights are random, from a fixed seed: for trying out and for tests, not for pictures. What the
-released configuration says wrongly is wrong here, too: a ViT layer that is not there, a position
-table of 32 x 32 that has 8 x 8 rows. OUT must not exist.
+Weights are random, from a fixed seed: for trying out and for tests, not for pictures. Errors of the
+released configuration are repeated here: a missing ViT layer, and a position table of 32 x 32 that
+has 8 x 8 rows. OUT must not exist.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Writes tiny picture editors with random weights, in diffusers' layout, into a folder.
+"""Write tiny picture editors with random weights, in diffusers' layout, to a folder.
 
     python recipes/build-tiny-editors/tiny_editors.py OUT      OUT/qwen-image, OUT/klein, ..
     python recipes/build-tiny-editors/tiny_editors.py OUT --wide both
 
-Their pictures are noise; their parts, names and files are those of the released ones. OUT must not
+Their pictures are noise; they have the released editors' parts, names and files. OUT must not
 exist. `--wide` writes the kinds of WIDE alone, with transformers wide enough to take most of a
 job's time (`transformer`), and with text encoders in proportion to them, too (`both`).
 """
@@ -93,8 +93,10 @@ def write(folder: Path, kind: str, **others: Any) -> Path:
 
 
 def wide_parts(kind: str, *, with_encoder: bool) -> dict[str, Any]:
-    """A transformer that takes most of a job's time; with `with_encoder` a text encoder, too, which
-    computes as much for a token, beside the transformer for a row, as the released one:
+    """Return a transformer that takes most of a job's time, and optionally a text encoder.
+
+    With `with_encoder`, the ratio of the encoder's work for a token to the transformer's work for a
+    row is the released one:
 
         klein                   released   5 + 20 blocks of 3,072, 36 layers of 2,560
                                 here       1 + 4 blocks of 256, 36 layers of 96

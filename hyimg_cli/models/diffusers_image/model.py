@@ -113,7 +113,10 @@ class BlockEncoder(CheckpointEncoder):
 
 
 def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
-    """Make a tokenizer append a warning to `told` when it cuts a text: the blocks cut silently."""
+    """Make a tokenizer append a warning to `told` when it cuts a text.
+
+    The blocks cut silently.
+    """
     encode = tokenizer._encode_plus
 
     def encode_and_tell(*texts: Any, **options: Any) -> Any:

@@ -57,7 +57,7 @@ _LONGCAT: dict[str, Set[str]] = _QWEN | {
     "vae": {"AutoencoderKL"},
     "text_processor": {"Qwen2VLProcessor", "Qwen2_5_VLProcessor"},
 }
-# Positions of Qwen-Image, minus those that a canvas with sides of 8,192 pixels may take.
+# Positions of Qwen-Image, minus the ones that a canvas with sides of 8,192 pixels may take.
 _QWEN_ROWS = 4096 - 256
 # Pictures with fewer pixels are far from what models are trained on.
 _SMALL = 512**2
@@ -98,8 +98,8 @@ class Kind:
     least_side: int = 0
     most_ratio: int = 0
     most_rows: int = 1 << 20
-    # Inputs of its blocks that other kinds do not have, and those of them that its encoders read:
-    # the one of pictures, and the one of texts if it sees pictures.
+    # Inputs of its blocks that other kinds do not have. Then the ones that its encoders read: the
+    # picture encoder's, and the text encoder's if it sees pictures.
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
     of_encoders: Set[str] = frozenset()
     # Layers of the text encoder that the blocks read, from the first one; 0: all.

@@ -108,7 +108,7 @@ class VisionArchitecture(VitShape):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about the network's shape; all layers are alike."""
+    """Everything about the network's shape; all layers are equal."""
 
     hidden_size: int
     num_hidden_layers: int

@@ -98,7 +98,7 @@ class DecodeStep:
             self._buffers = []
 
     def _point(self) -> None:
-        """Write the pointers of the buffers' K/V, unless they are those of the last step."""
+        """Write the pointers of the buffers' K/V, unless they are unchanged since the last step."""
         buffers = self._buffers
         before = [pointed() for pointed in self._pointed_to]
         if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):

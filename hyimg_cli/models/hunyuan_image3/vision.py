@@ -1,7 +1,7 @@
 """The ViT side of a source image: the tower of Siglip2 and its NaFlex processor.
 
-Both give what those of transformers give, to the bit (tests); importing the latter takes longer
-than loading a small model. Source: `models/siglip2` of transformers.
+Both give the results of transformers' own, to the bit (tests), whose import takes longer than
+loading a small model. Source: `models/siglip2` of transformers.
 """
 
 # Legend: B image, S image token (patch slot), M width, P numbers of a patch
