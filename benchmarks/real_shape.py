@@ -8,9 +8,9 @@ in the same run. The most important rows come first. Each is written to the resu
 which there is no time are listed as left out. Random weights route nearly evenly, so one row is
 skewed. The benchmark says nothing about pictures.
 
-Predicted for one H200, not measured: counted bytes and FLOP over 0.8, which kernels reach, times the
-runs below. A text is 450 tokens, decoded by CUDA graphs as in the command: 5 ms each for one row, 27
-for 16. Without graphs the host is the limit: a third of a millisecond a layer.
+Predicted for one H200, not measured: counted bytes and FLOP over 0.8, which kernels reach, times
+the runs below. A text is 450 tokens, decoded by CUDA graphs as in the command: 5 ms each for one
+row, 27 for 16. Without graphs the host is the limit: a third of a millisecond a layer.
 
     imports, floors, the first compilation of every kernel     0.5 minutes, imports before the clock
     FP8: 32 layers built (10 s; 77 GB in 8 bits), measured     2, a third of it the VAE

@@ -213,7 +213,7 @@ class ModelCard:
 
     @property
     def denoises_latents(self) -> bool:
-        """True if the model has no text stage."""
+        """True if the model only denoises latents, without a text stage."""
         return self.networks is not None
 
     def branches(self, job: ImageJob) -> int:
