@@ -1,4 +1,4 @@
-"""Are accepted edits right more often than all? Edits of the tiny world, judged by its own judge.
+"""Measure whether accepted edits are right more often than all, with the tiny world's judge.
 
     python benchmarks/accepted_edits.py write edits
     hyimg generate edits/jobs.jsonl --n 4 --score text --min text=0.5 --pick 1 -o edits/out
@@ -34,7 +34,7 @@ _TAILS = (2.5, 97.5)
 
 
 def edits(seed: int, count: int) -> list[Edit]:
-    """Edits of other pairs of scenes than the held-out ones."""
+    """Return edits of other pairs of scenes than the held-out ones."""
     rng, kept, found = random.Random(seed), held_out(), list[Edit]()
     seen = {(one.source, one.target) for one in kept.edits}
     while len(found) < count:
@@ -60,7 +60,7 @@ def write(folder: Path, asked: list[Edit], seed: int) -> None:
 
 
 def measure(out: Path, asked: list[Edit]) -> dict[str, tuple[float, float, float]]:
-    """By name a share or a difference of shares, and its interval."""
+    """Return, by name, a share or a difference of shares, and its interval."""
     right: dict[str, dict[str, bool]] = {}
     for line in map(json.loads, (out / "results.jsonl").read_text().splitlines()):
         wanted, facts = asked[int(line["candidate_of"][1:])].demand

@@ -1,6 +1,7 @@
-"""K/V of pictures and texts shared by jobs, compared with diffusers, which keeps them for one job:
-rows that the transformer computes, and processor seconds of all denoise steps, in turn, on a random
-checkpoint that is wide enough for the transformer to be most of the work.
+"""Compare K/V shared by jobs with diffusers, which keeps K/V for one job.
+
+Compares the rows that the transformer computes, and processor seconds of all denoise steps, in
+turn. The checkpoint is random, and wide enough for the transformer to be most of the work.
 
     python benchmarks/editor_prefixes.py --kind qwen-image-2.1 --references 1 4 10 --out FILE
 """
@@ -101,7 +102,7 @@ def _measure(
     furthest = 0.0
     for job, own in zip(jobs, wanted, strict=True):
         made = []
-        # Job by job in turn: what else the machine does slows both.
+        # Job by job in turn, so that other programs slow both equally.
         for way, model.tree in ways.items():
             began = time.process_time()
             denoiser = model.denoiser(job, {one: kept[one] for one in own})

@@ -1,8 +1,9 @@
-"""Processor time of `hyimg generate` and of a plain loop over diffusers' classic pipeline, which
-loads once and saves each picture: if nothing repeats, if prompts do, if sources do, if both do.
-Each run is a process of its own with an empty cache; the two take turns and must give the same
-pixels. A first run of each, which finds no compiled Python files, is not counted. After
-`--minutes`, no further run begins.
+"""Compare `hyimg generate` with a plain loop over diffusers' pipeline, by processor time.
+
+The loop over the classic pipeline loads once and saves each picture. Manifests repeat nothing,
+prompts, sources, or both. Each run is its own process with an empty cache; the two take turns and
+must give the same pixels. A first run of each, which finds no compiled Python files, is not
+counted. After `--minutes`, no further run begins.
 
     python recipes/build-tiny-editors/tiny_editors.py wide --wide both
     python benchmarks/editors.py wide/klein-base --jobs 12 --steps 4 --out FILE
@@ -80,12 +81,12 @@ def main() -> None:
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Median, least and most of processor seconds."""
+    """Return median, minimum and maximum of processor seconds."""
     return f"{median(seconds):6.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
 
 
 def shapes(model: Path) -> dict[str, Any]:
-    """Of transformer and text encoder, what their configurations say of numbers and widths."""
+    """Return numbers and widths of transformer and text encoder, from their configurations."""
     files = {name: model / name / "config.json" for name in ("transformer", "text_encoder")}
     own = {name: json.loads(file.read_text()).items() for name, file in files.items()}
     wanted = ("layers", "_size", "_dim", "heads", "_config")
@@ -93,7 +94,7 @@ def shapes(model: Path) -> dict[str, Any]:
 
 
 def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:
-    """Edits of which nothing, the prompt, the source, or both with another seed are the same."""
+    """Return edits that repeat nothing, the prompt, the source, or both with another seed."""
     numbers = np.random.default_rng(0)
     for number in range(jobs):
         pixels = numbers.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
@@ -116,7 +117,7 @@ def manifests(place: Path, jobs: int, steps: int) -> dict[str, Path]:
 
 
 def run_pair(model: Path, manifest: Path, number: int) -> tuple[float, float, int]:
-    """Processor seconds of the loop and of hyimg, and how far their pixels are apart."""
+    """Return processor seconds of the loop and of hyimg, and how far their pixels differ."""
     ours, theirs = (manifest.with_suffix(f".{side}{number}") for side in ("hyimg", "loop"))
     how = {"env": os.environ | ONE_THREAD, "capture_output": True}
     plain = [sys.executable, "-W", "ignore", "-c", LOOP, model, manifest, theirs]
@@ -131,7 +132,7 @@ def run_pair(model: Path, manifest: Path, number: int) -> tuple[float, float, in
 
 
 def row_of(pairs: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
-    """Medians of one manifest's pairs, and all of their values."""
+    """Return the medians of one manifest's pairs, and all of their values."""
     loop, hyimg, levels = zip(*pairs, strict=True)
     loop_s, hyimg_s = median(loop), median(hyimg)
     row: dict[str, Any] = {

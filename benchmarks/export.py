@@ -1,9 +1,9 @@
-"""Rows a processor second of `hyimg export`, by format, from a run of made-up pairs.
+"""Rows per processor second of `hyimg export`, by format, from a run of made-up pairs.
 
     python benchmarks/export.py --rows 10000 --side 64 --rounds 3
 
-Each export and each `--verify` is a process of its own; its processor time counts whole, and that
-of a process that exports one row is printed next to it.
+Each export and each `--verify` is its own process. Its whole processor time counts; the time of a
+process that exports one row is printed next to it.
 """
 
 import argparse
@@ -24,7 +24,7 @@ ALLOWED = ("--allow-licence", "unknown", "--source-licence", "CC0-1.0", "-q")
 
 
 def write_run(folder: Path, rows: int, side: int) -> Path:
-    """A run of edits, each of a source of its own: a smooth picture with a little noise."""
+    """Write a run of edits, each with its own source: a smooth picture with a little noise."""
     (folder / "outputs").mkdir(parents=True)
     lines, results = [], []
     for n in range(rows):

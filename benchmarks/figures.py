@@ -1,6 +1,6 @@
-"""Draw the plots of the documentation from the kept results, and print its tables: `make figures`.
+"""Draw the documentation's plots from the results, and print its tables: `make figures`.
 
-A plot has no background of its own, and colours that can be read on white and on black.
+Plots have no background, and colours that can be read on white and on black.
 """
 
 import json
@@ -15,7 +15,8 @@ RESULTS, DOCS = Path(__file__).parent / "results", Path(__file__).parents[1] / "
 CASES = json.loads(Path(__file__).with_name("kv_reuse_cases.json").read_text())
 SUFFIX = "-2core-cpu.json"
 GREY, BLUE, ORANGE, GREEN = "#6e7781", "#2f81f7", "#d97706", "#1a9c6b"
-# Lines of the plot: the case, its label, what reuse is held against, colour and dashes.
+# Lines of the plot: the case, its label, the variant that reuse is compared with, colour and
+# dashes.
 LINES = (
     ("3 sources", "3 sources, against every step", "over_every", ORANGE, "--"),
     (next(iter(CASES["counted"])), "1 source, against every step", "over_every", ORANGE, "-"),
@@ -26,7 +27,7 @@ LINES = (
 
 
 def draw_reuse(by_steps: dict[str, Any]) -> Figure:
-    """How many times less the diffusion stage computes with reuse, by denoise steps."""
+    """Draw how many times less the diffusion stage computes with reuse, by denoise steps."""
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.axhspan(2.05, 2.16, color=GREY, alpha=0.35, linewidth=0)
@@ -50,7 +51,7 @@ def draw_reuse(by_steps: dict[str, Any]) -> Figure:
 
 
 def tables() -> Iterator[str]:
-    """Rows of the page's tables: counted, timed, planted, and all comparisons of `hyimg bench`."""
+    """Yield rows of the page's tables: counted, timed, planted, and all comparisons."""
     kept = json.loads((RESULTS / f"kv-reuse{SUFFIX}").read_text())
     for kind in ("counted", "timed"):
         for name in filter(kept[kind].get, CASES[kind]):
@@ -84,7 +85,7 @@ def _ratio(up: dict[str, float]) -> str:
 def main() -> None:
     """Write the plots; print the tables."""
     by_steps = json.loads((RESULTS / f"kv-reuse{SUFFIX}").read_text())["by_steps"]
-    # The same bytes from the same figures.
+    # The same figures give the same bytes.
     with mpl.rc_context({"svg.hashsalt": "hyimg"}):
         kind = {"transparent": True, "metadata": {"Date": None}}
         draw_reuse(by_steps).savefig(DOCS / "kv-reuse.svg", **kind)

@@ -1,5 +1,7 @@
-"""What reusing the AR stage's K/V is worth: by count for the released model, by clock for the
-embedded one, and what inexact reuse costs in the pictures.
+"""Measure what reusing the AR stage's K/V saves.
+
+By count for the released model, by clock for the embedded one, and the pixels that inexact reuse
+changes.
 
     python benchmarks/kv_reuse.py count --steps 8 --sources 3      one case, counted
     python benchmarks/kv_reuse.py clock --steps 8 --batch 4        one case, timed
@@ -43,19 +45,21 @@ from hyimg_cli.quality.metrics import PIXEL_METRICS
 ARCH = architecture(released(json.loads((SMALL / "config.json").read_text())))
 CASES = json.loads(Path(__file__).with_name("kv_reuse_cases.json").read_text())
 STEPS = (1, 2, 4, 8, 12, 20, 30, 50, 100)
-# Tokens of the system prompt `en_unified`, taken from its 5,673 characters; of tags and roles
-# before a job's own text and behind it; of markers and the vision encoder's rows of a source.
+# Tokens of the system prompt `en_unified`, estimated from its 5,673 characters; of tags and roles
+# before and after a job's own text; of markers and the vision encoder's rows of a source.
 SYSTEM, BEFORE, BEHIND, AROUND_SOURCE = 1150, 4, 11, 1030
-# Behind the text: its closing tag and what opens the picture, which the AR stage was not fed.
+# Tokens after the text: its closing tag and the start of the picture, which the AR stage did not
+# process.
 UNFED = 5
 KV_BYTES = 4 * ARCH.num_key_value_heads * ARCH.head_dim * ARCH.num_hidden_layers
 
 
 @dataclass(frozen=True)
 class Case:
-    """Edits that are run together: of `batch` prompts, with `seeds` pictures of each one's text.
-    `prompt` and `think` are tokens; without thinking the AR stage chooses the size alone. Sources
-    are of the picture's size.
+    """Edits that run together: `batch` prompts, with `seeds` pictures for each one's text.
+
+    `prompt` and `think` are tokens; without thinking, the AR stage only chooses the size. Sources
+    have the picture's size.
     """
 
     steps: int = 50
@@ -69,7 +73,8 @@ class Case:
 
 
 def flops(rows: int, seen: int) -> float:
-    """Of all layers, for `rows` tokens of one sequence that see `seen` before them and are causal.
+    """Return the FLOP of all layers for `rows` causal tokens of a sequence, after `seen` others.
+
     Source images see all of themselves, which is less than 1 % of a prefix more.
     """
     pairs = rows * seen + rows * (rows + 1) // 2
@@ -78,15 +83,15 @@ def flops(rows: int, seen: int) -> float:
 
 
 def count(case: Case) -> dict[str, Any]:
-    """PFLOP of the diffusion stage by variant, and what reuse saves of them."""
+    """Return PFLOP of the diffusion stage by variant, and the part that reuse saves."""
     cells, pictures = case.width * case.height // 256, case.batch * case.seeds
     shared = SYSTEM + BEFORE + case.sources * (cells + AROUND_SOURCE)
     prefix, live = shared + case.prompt + case.think + BEHIND, cells + 1
-    # Of a picture every token sees every other: nearly twice as many pairs as causal ones.
+    # In a picture every token sees every other: nearly twice as many pairs as causal ones.
     step = 2 * (flops(live, prefix) + flops(live, 0) - live * flops(1, 0))
     unfed, whole = UNFED if case.think else 1, 2 * flops(prefix, 0)
-    # The negative branch has all before the prompt in common with the positive one; behind the
-    # first picture of a text the last token of each branch alone is computed.
+    # The negative branch shares everything before the prompt with the positive one. After the first
+    # picture of a text, only the last token of each branch is computed.
     first = flops(unfed, prefix - unfed) + flops(prefix - shared, shared)
     reused = case.batch * (first + (case.seeds - 1) * 2 * flops(1, prefix - 1))
     found = [reused, pictures * whole, pictures * case.steps * whole]
@@ -102,7 +107,7 @@ def count(case: Case) -> dict[str, Any]:
 
 
 def clock(case: Case) -> dict[str, Any]:
-    """Processor seconds of a run by variant on the embedded model, and rows of its transformer."""
+    """Return processor seconds of a run by variant on the embedded model, and its rows."""
     common = {"batching_max_size": 16, "prefix_cache_mb": 512 if case.seeds > 1 else 0}
     scenario = replace(read_scenario("kv-reuse"), common=common, repeats=5)
     scenario = replace(scenario, steps=(case.steps,), main_steps=case.steps)
@@ -120,7 +125,7 @@ def clock(case: Case) -> dict[str, Any]:
 
 
 def planted() -> dict[str, Any]:
-    """By fault in the reusing variant: its pictures against recompute once, the worst of four."""
+    """Return, by fault in reuse, its pictures' distance from recompute once: the worst of four."""
     scenario = replace(read_scenario("kv-reuse").pairs[0], steps=(8,), repeats=1)
     found = {}
     for name, fault in CASES["planted"].items():
@@ -132,7 +137,7 @@ def planted() -> dict[str, Any]:
 
 
 def _compared(scenario: Scenario, lines: str = "") -> Findings:
-    """A comparison of the scenario's jobs, or of these lines."""
+    """Return a comparison of the scenario's jobs, or of these lines."""
     with tempfile.TemporaryDirectory() as name:
         manifest = Path(name) / "jobs.jsonl" if lines else scenario.manifest
         if lines:
@@ -142,7 +147,7 @@ def _compared(scenario: Scenario, lines: str = "") -> Findings:
 
 
 def _lines(case: Case) -> Iterator[str]:
-    """The case in the embedded model's one size; texts are as long as it writes them."""
+    """Yield the case's lines in the embedded model's one size; text lengths are its own."""
     images = [str(SCENARIOS / "images" / f"{one}.png") for one in ("red-circle", "yellow-square")]
     words = ("make", "the", "circle", "blue", "and", "keep", "all", "else", "as", "it", "is")
     prompt = " ".join((words * case.prompt)[: case.prompt])
@@ -155,7 +160,7 @@ def _lines(case: Case) -> Iterator[str]:
 
 
 def main() -> None:
-    """Print one case, or write all that are not in the file yet."""
+    """Print one case, or write all that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("count", "clock", "planted", "all"))
     parser.add_argument("--out", type=Path)

@@ -1,5 +1,7 @@
-"""Memory and processor time that a manifest of many lines takes: `generate` up to its first
-pictures (then it is stopped), `check` and `plan`, each in a process of its own.
+"""Measure the memory and processor time of a manifest of many lines.
+
+`generate` up to its first pictures (then it is stopped), `check` and `plan`, each in its own
+process.
 
     python benchmarks/many_lines.py --lines 1000000 --commands generate --out FILE
     python benchmarks/many_lines.py --lines 100000 --against ../before     in turn with another tree
@@ -52,8 +54,9 @@ def main() -> None:
 
 
 def _run(tree: Path, command: str, manifest: Path) -> dict[str, Any]:
-    """One command on one manifest: its greatest memory, its seconds by the clock and the processor;
-    of `generate` up to its first pictures.
+    """Run one command on one manifest; return its peak memory, wall time and processor time.
+
+    For `generate`, up to its first pictures.
     """
     with tempfile.TemporaryDirectory() as place:
         line = [sys.executable, "-m", "hyimg_cli", command, str(manifest), "-o", f"{place}/out"]
@@ -113,7 +116,7 @@ def _varied(lines: int, folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _add_photo(path: Path, number: int) -> None:
-    """One of a hundred, by another name."""
+    """Add one of a hundred photos under another name."""
     path.parent.mkdir(exist_ok=True)
     first = path.parent / f"{number % 100:06d}.png"
     if number < 100:

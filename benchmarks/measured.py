@@ -1,4 +1,4 @@
-"""What benchmarks have in common: processor seconds of a command, and a result as it is kept."""
+"""Shared by benchmarks: processor seconds of a command, and how a result is kept."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from hyimg_cli.journal.provenance import hardware, versions
 
 
 def processor_s(command: Sequence[str | Path], **how: Any) -> float:
-    """Processor seconds, user and system, of a command and of all that it starts."""
+    """Return processor seconds, user and system, of a command and all that it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, **how)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -21,8 +21,9 @@ def processor_s(command: Sequence[str | Path], **how: Any) -> float:
 
 
 def keep(given: argparse.Namespace, found: Mapping[str, Any]) -> None:
-    """Write what was found to `--out`, if that was given, with what was asked for, when and on
-    which machine. Of a path its name alone is kept.
+    """Write the findings to `--out`, if given, with the options, time and machine.
+
+    Paths are cut to their last name.
     """
     if given.out:
         facts = {name: value for name, value in vars(given).items() if name != "out"}

@@ -1,5 +1,4 @@
-"""Edits with `--keep-outside`: is the edit found, is the rest equal, is an edit of the whole
-recognized?
+"""Measure `--keep-outside`: edits found, pixels equal outside, whole edits recognized.
 
 Photographs that scikit-image ships, edited and redrawn at random (`tests/simulated_edits.py`: the
 truth is known), the embedded model's own edits, and one source of 12 megapixels from file to file.
@@ -40,7 +39,7 @@ from hyimg_cli.media.formats import encode
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.job import Job
 
-# Of the embedded model: what it was trained to do, and a background, which is an edit of the whole.
+# Edits by the embedded model: trained ones, and a background, which edits the whole picture.
 EDITS = ("make the circle blue", "make the circle green", "make the circle yellow")
 SOURCE = Path(__file__).parents[1] / "recipes" / "quickstart" / "red-circle.png"
 _LARGE = (3000, 4000)
@@ -80,7 +79,7 @@ def main() -> None:
 
 
 def _measured(one: Case) -> dict[str, Any]:
-    """A case through the method and a file."""
+    """Measure a case through the method and a file."""
     started = time.process_time()
     place = Placement.stretched(one.source.shape[:2], one.drawn.shape[:2])
     edit = edit_of(one.drawn, one.reference, place)
@@ -121,7 +120,7 @@ def _psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _seam(pixels: np.ndarray, one: Case, matte: np.ndarray) -> float | None:
-    """Error of the gradient where the edit is blended in, in levels a pixel."""
+    """Return the gradient's error where the edit is blended in, in levels a pixel."""
     ring = (matte > 0) & (matte < 255)
     if not ring.any():
         return None
@@ -130,7 +129,7 @@ def _seam(pixels: np.ndarray, one: Case, matte: np.ndarray) -> float | None:
 
 
 def _spread(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of local edits: how many were found, and the spread of each number."""
+    """Return how many local edits were found, and the spread of each number."""
     local = [row for row in rows if row["kind"] == "local"]
     found: dict[str, Any] = _verdicts(rows)
     for name in (*_SHOWN, "equal_outside_truth", "processor_s"):
@@ -153,7 +152,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> dict[str, int]:
 
 
 def _embedded() -> Iterator[dict[str, Any]]:
-    """The embedded model's edits, drawn by the command itself."""
+    """Yield the embedded model's edits, drawn by the command itself."""
     with tempfile.TemporaryDirectory() as name:
         folder, manifest = Path(name) / "run", Path(name) / "jobs.jsonl"
         common = {"images": [str(SOURCE)], "seeds": [1, 2], "keep_outside": True}
@@ -176,8 +175,9 @@ def _embedded() -> Iterator[dict[str, Any]]:
 
 
 def _large() -> Iterator[dict[str, Any]]:
-    """A redraw of about a megapixel on a source of 12, each finished in a process of its own: a
-    photograph, and all of a picture that is half clear nearly everywhere.
+    """Finish redraws of about a megapixel on sources of 12, each in its own process.
+
+    A photograph, and an edit of everything in a picture that is half transparent nearly everywhere.
     """
     source = fitted(photograph("motorcycle_left.png"), _LARGE)
     one = case("large", "recolour", source, np.random.default_rng(3), 1024**2)
@@ -197,7 +197,7 @@ def _large() -> Iterator[dict[str, Any]]:
 
 
 def _finished(source: Path) -> dict[str, Any]:
-    """From file to file: read, found, put back, written and read back."""
+    """Finish from file to file: read, find, put back, write and read back."""
     folder = source.parent
     drawn, shown = (np.array(Image.open(folder / f"{name}.png")) for name in ("drawn", "shown"))
     edit: dict[str, Any] = {"kind": "unfinished", "sha256": {}}
@@ -220,7 +220,7 @@ def _finished(source: Path) -> dict[str, Any]:
 
 
 def _peak_mb() -> int:
-    """Most memory that this process held. `ru_maxrss` has what its parent held, too."""
+    """Return this process's maximum memory. `ru_maxrss` includes the parent's, too."""
     status = Path("/proc/self/status").read_text()
     return round(int(status.split("VmHWM:")[1].split()[0]) / 1000)
 

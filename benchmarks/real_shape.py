@@ -4,25 +4,25 @@
     checkpoint, where asked for: a few layers written, read, loaded, run with and without prewarm
 
 Weights are drawn on the GPU; no checkpoint is read. The floors, a product and a copy, are measured
-in the same run. Rows come in the order of what matters, each is written to the result as soon as it
-is there, and what the time does not allow is named as left out. Random weights route nearly evenly,
-so one row is skewed. Nothing is said about pictures.
+in the same run. The most important rows come first. Each is written to the result at once; rows for
+which there is no time are listed as left out. Random weights route nearly evenly, so one row is
+skewed. The benchmark says nothing about pictures.
 
-Predicted for one H200, not measured: bytes and FLOP by count over 0.8 for what kernels reach, times
-the runs below. Text is 450 tokens, by CUDA graphs as the command decodes it: 5 ms each for one row,
-27 for 16. Without graphs the host is what counts, a third of a millisecond a layer.
+Predicted for one H200, not measured: counted bytes and FLOP over 0.8, which kernels reach, times
+the runs below. A text is 450 tokens, decoded by CUDA graphs as in the command: 5 ms each for one
+row, 27 for 16. Without graphs the host is the limit: a third of a millisecond a layer.
 
     imports, floors, the first compilation of every kernel     0.5 minutes, imports before the clock
     FP8: 32 layers built (10 s; 77 GB in 8 bits), measured     2, a third of it the VAE
     1 request: 50 steps 19 s, 8 steps 5 s, no graphs 8 s       0.5
     16 requests, 8 steps: 12 s of 49 are text                  0.8
     16 requests, 50 steps with CFG: 17 s each                  4.6, or as many steps as are left
-    dense: 22 layers built (10 s) and measured                 1.5, 2 in a run of their own
+    dense: 22 layers built (10 s) and measured                 1.5, 2 in a separate run
     checkpoint: 4 layers, 29 GB                                4
 
-Two formats in one run have equal shares of the time, and the first takes the requests. A fault of
-the GPU itself (an illegal address) ends all that comes behind it in the same process: with
-`--forms fp8` and `--forms dense` in two runs one form outlives the other.
+Two formats in one run share the time equally, and the first one takes the requests. A fault of the
+GPU itself (an illegal address) ends everything after it in the same process. With two runs,
+`--forms fp8` and `--forms dense`, one format survives a fault of the other.
 
     python benchmarks/real_shape.py --forms fp8 --minutes 9
     python benchmarks/real_shape.py --only 'VAE*' --out NEW.json          some rows
@@ -86,14 +86,14 @@ def _measure(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, part in enumerate(parts):
             part(Path(folder), whole.share(len(parts) - number))
-            # Behind the call: nothing of it holds the network any more.
+            # After the call, which no longer holds the network.
             let_go()
     kept.facts["spent_s"] = round(deadline.spent_s, 1)
     kept.write()
 
 
 def _one_form(form: str, folder: Path, run: Run) -> None:
-    """A network, its rows, and with the first format whole requests; then all is let go."""
+    """Measure a network and its rows, and with the first format whole requests; then free it."""
     asked, kept = run.asked, run.kept
     try:
         load = _workload(folder / form, run, asked.layers or asked.scale.layers)
@@ -120,7 +120,7 @@ def _one_form(form: str, folder: Path, run: Run) -> None:
 
 
 def _wanted_rows(load: Workload, run: Run) -> list[Group]:
-    """The groups cut to what is asked for and, if no layer is run, not measured yet."""
+    """Return the requested groups; without layers to run, only the ones not measured yet."""
     if "rows" not in run.asked.parts:
         return []
     there = {row.name for row in run.kept.rows if row.form == ANY_FORM}
@@ -130,7 +130,7 @@ def _wanted_rows(load: Workload, run: Run) -> list[Group]:
 
 
 def _wanted_requests(form: str, run: Run) -> tuple[str, ...]:
-    """Whole requests, which the first format's network takes."""
+    """Return the whole requests, which run on the first format's network."""
     asked = run.asked
     wanted = run.wanted(serving.names(asked.scale)) if "requests" in asked.parts else ()
     if wanted and form != asked.forms[0]:
@@ -145,7 +145,7 @@ def _workload(folder: Path, run: Run, layers: int) -> Workload:
 
 
 def _fitting(load: Workload, form: str, folder: Path, run: Run) -> tuple[Workload, float | None]:
-    """The workload with as many layers as there is memory for, and that memory."""
+    """Return the workload with as many layers as fit in memory, and that memory."""
     free = run.asked.memory_gb and 1e9 * run.asked.memory_gb
     if free is None and run.device.type == "cuda":
         let_go()

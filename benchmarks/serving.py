@@ -1,10 +1,12 @@
-"""Compare a server with `hyimg generate` on the same mixed jobs: as whole batches, and from callers
-that ask for one picture at a time. Time a single picture alone and while a batch runs.
+"""Compare a server with `hyimg generate` on the same mixed jobs.
+
+As whole batches, and from callers that ask for one picture at a time. Also time a single picture,
+alone and while a batch runs.
 
     OMP_NUM_THREADS=1 python benchmarks/serving.py --out FILE
     OMP_NUM_THREADS=1 python benchmarks/serving.py --soak 600 --out FILE
 
-Uses the embedded model; the kinds run in turn, `--rounds` times. Processor seconds are those of the
+Uses the embedded model; the kinds run in turn, `--rounds` times. Processor seconds count the
 drawing process only. `--soak` sends requests of 64 clients over HTTP for a number of seconds: they
 abandon a quarter of them, and a tenth is invalid.
 """
@@ -51,7 +53,7 @@ from hyimg_cli.spec.events import JobEnded
 
 TASKS = ("think_recaption", "none", "recaption", "none")
 CLIENTS, SOAKERS = 32, 64
-# Equal requests share a drawing, equal prompts their K/V: no two are equal.
+# Equal requests share a drawing, equal prompts their K/V, so none are equal.
 _NEW = count(1000, 1000)
 Line = dict[str, Any]
 
@@ -60,7 +62,7 @@ class WarmSession(Session):
     """A session that keeps its model between runs, like a service."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Bench:

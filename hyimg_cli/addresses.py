@@ -6,7 +6,7 @@ In the lowest layer, because every error shows a place as its user named it.
 import re
 from pathlib import Path
 
-# One letter would be a drive; a Path makes one slash of two.
+# A single letter would be a drive; a Path turns two slashes into one.
 ADDRESS_PATTERN = "([A-Za-z][A-Za-z0-9+.-]+):/"
 # Paths that only a shell or Windows understands.
 FOREIGN_PATTERN = r"~/|[A-Za-z]:[\\/]"

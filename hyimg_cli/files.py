@@ -31,13 +31,14 @@ _REFUSED = (
 )
 
 # Most bytes that are read of a kind of file: many times what an honest one has.
-SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, the record of a run
+SETTINGS_BYTES = 10_000_000  # a recipe, a scenario, a run's record
 TABLE_BYTES = 200_000_000  # a checkpoint's JSON, a tokenizer
 MANIFEST_BYTES = 1_000_000_000
-JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the greatest length
-LATENTS_BYTES = 10_000_000_000  # of a film of minutes, several times over
+JOURNAL_BYTES = 4_000_000_000  # 200,000 jobs with texts of the maximum length
+LATENTS_BYTES = 10_000_000_000  # several times a film of minutes
 _PIECE_BYTES = 1 << 20
-# Levels of a JSON value: twice what a manifest may hold, and far below what Python can write.
+# Maximum levels of a JSON value: twice a manifest's limit, and far below Python's limit for
+# writing.
 MAX_DEPTH = 200
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -45,7 +46,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-# A shell's `<(…)`, and standard input by its name: open already, so that no other end is awaited.
+# A shell's `<(…)`, and standard input by its name: already open, so opening does not wait.
 _OWN_STREAM = re.compile(r"/dev/stdin|/(dev|proc/self)/fd/[0-9]+")
 
 
@@ -68,7 +69,7 @@ def json_of(text: str | bytes | bytearray, **how: Any) -> Any:
         value = json.loads(text, **how)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    # Most texts have no such number of brackets at all.
+    # Most texts do not have this many brackets.
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and is_deeper(value, MAX_DEPTH):
         raise ValueError("nested too deeply")
@@ -104,12 +105,12 @@ def opened(path: Path, most: int | None = None, *, or_stream: bool = False) -> i
     def opener(_name: str, flags: int) -> int:
         if not is_stream:
             return descriptor_of(path, flags, most)
-        # The writer of the pipe may be gone already: then it is at its end.
+        # The writer of the pipe may have exited, which means the end of the file.
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         os.set_blocking(descriptor, True)
         return descriptor
 
-    # Libraries that are given the file want its name to be a text.
+    # Libraries that receive the file expect its name to be a text.
     return open(str(path), "rb", opener=opener)
 
 
@@ -139,7 +140,7 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
         asked = min(left, at_once)
         pieces.append(stream.read(asked) or b"")
         left -= len(pieces[-1])
-        # At a terminal, to ask again is to wait again.
+        # At a terminal, reading again would wait again.
         if len(pieces[-1]) < asked:
             return b"".join(pieces)
     raise UnfitFile(errno.EFBIG, f"the file is too large (limit {most:,} bytes)", name)
@@ -147,7 +148,8 @@ def bounded(stream: BinaryIO, most: int, name: str, *, expected: int = 0) -> byt
 
 def descriptor_of(path: Path, flags: int, most: int | None = None) -> int:
     """Open a regular file with `flags`; for writing, not through a link. Raises as `opened`."""
-    # It is looked at first, since opening alone rewinds a tape; what counts is what was opened.
+    # Check the path first, because opening alone rewinds a tape; the check of the open file
+    # decides.
     if os.path.exists(path) or not flags & os.O_CREAT:
         refuse_unfit(path, os.stat(path), most)
     if flags & (os.O_WRONLY | os.O_RDWR):
@@ -203,7 +205,7 @@ def replacing(path: Path, *, is_lasting: bool = True, syncs_folder: bool = True)
     disk, so a power cut may lose the file. `syncs_folder=False`: the caller syncs the folder, once
     for many files.
     """
-    # Of the thread: others of this process may write the same name at the same time.
+    # With the thread's id: other threads may write the same name at the same time.
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
     remove(temporary)
     try:

@@ -20,13 +20,13 @@ from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import MachineError, UsageError
 
 logger = logging.getLogger(__name__)
-# What brings the library of a store: what a library is imported as is not always its package.
+# The package of each store's library; its name can differ from the imported module's.
 _PACKAGES = {
     **dict.fromkeys(("s3", "s3a"), "'hyimg-cli[s3]'"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
 }
-# Most libraries raise these with a name alone.
+# Most libraries raise these with only a name.
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
     FileExistsError: errno.EEXIST,
@@ -34,13 +34,13 @@ _NUMBERS: dict[type[OSError], int] = {
     NotADirectoryError: errno.ENOTDIR,
 }
 _SOURCE_FILES = "source-files"
-# Of S3 alone: what botocore waits and tries; a library of another store has its own rules.
+# For S3 only: botocore's waiting time and tries; other stores' libraries have their own rules.
 _S3_PATIENCE = {
     "connect_timeout": 10,
     "read_timeout": 60,
     "retries": {"max_attempts": 8, "mode": "standard"},
 }
-# Seconds for a store's first answer, and after which a warning says that it has not answered.
+# Seconds to wait for a store's first answer, and seconds until a warning says that it is slow.
 _FIRST_ANSWER_S, _TOLD_S = 10, 2
 
 
@@ -86,7 +86,7 @@ def _system(scheme: str) -> Any:
     try:
         import fsspec
 
-        # Another writer's files must be seen: nothing that was listed is kept.
+        # Other writers' files must be visible, so no listing is kept.
         options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
         if scheme == "s3":
             options["config_kwargs"] = _S3_PATIENCE
@@ -98,7 +98,7 @@ def _system(scheme: str) -> Any:
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):
-        # No library says that it needs more than an address, as an archive or a host does.
+        # No library reports that it needs more than an address, such as an archive or a host.
         raise UsageError(
             f"fsspec cannot open {scheme}:// from an address alone",
             hint="use an address such as s3:// or gs://, or put ./ before a path",
@@ -136,7 +136,7 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
             raise IsADirectoryError(errno.EISDIR, "the address is a folder", address)
         if most is not None and (facts.get("size") or 0) > most:
             return None
-        # A file's content under a tag does not change: the copy that was kept under it will do.
+        # A file's content under a tag never changes, so a copy kept under that tag is valid.
         tag = facts.get("ETag") or facts.get("etag") or facts.get("md5Hash")
         store = _copies[0] if tag and _copies else None
         key = hashlib.sha256(f"{address}\n{tag}\n{facts.get('size')}".encode()).hexdigest()
@@ -145,7 +145,7 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
             data = bytes(system.cat_file(path))
             if store:
                 store.write(_SOURCE_FILES, key, data)
-    # A file like any other for who reads it: it has a number, and a length.
+    # Readers get an ordinary file, with a descriptor and a length.
     with tempfile.NamedTemporaryFile() as copy:
         copy.write(data)
         copy.flush()

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 FOLDER = Path(__file__).parent / "quickstart"
 OVERSAMPLING = 4
-# Colours and sizes of the small world that the embedded checkpoint is made for.
+# Colours and sizes of the embedded checkpoint's small world.
 COLOURS = {
     "red": (214, 40, 40),
     "yellow": (250, 214, 60),
@@ -39,7 +39,7 @@ SCENES = {
 
 
 def draw(scene: Scene) -> Image.Image:
-    """The scene as RGB, edges smoothed by drawing larger and reducing."""
+    """Return the scene as RGB; edges are smoothed by drawing larger and reducing."""
     width, height = scene.width * OVERSAMPLING, scene.height * OVERSAMPLING
     large = Image.new("RGB", (width, height), COLOURS[scene.background])
     x, y = width / 2, height / 2

@@ -1,5 +1,6 @@
-"""Lay a simulated edit of recipes/photo/coffee.jpg out on one sheet: source, redraw, result, and
-where each differs from the source.
+"""Show a simulated edit of recipes/photo/coffee.jpg on one sheet.
+
+The sheet has source, redraw, result, and where each differs from the source.
 
 No model draws here. The coffee is recoloured; then the picture is softened, shifted and drifted in
 colour as a model's redraw is (tests/simulated_edits.py), and put back as by `--keep-outside`.
@@ -54,7 +55,7 @@ def main(sheet: Path) -> None:
 
 
 def _recoloured(source: Pixels) -> Pixels:
-    """The coffee in the cup, green."""
+    """Return the photo with green coffee in the cup."""
     hsv = np.array(Image.fromarray(source).convert("HSV"))
     y, x = np.mgrid[: source.shape[0], : source.shape[1]]
     inside = (np.hypot((x - 290) / 92, (y - 142) / 68) < 1) & (hsv[..., 1] > 90)

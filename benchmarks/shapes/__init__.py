@@ -1,1 +1,1 @@
-"""The parts of `real_shape.py`: what is built, what is run, how it is timed and counted."""
+"""The parts of `real_shape.py`: what it builds and runs, and how it times and counts."""

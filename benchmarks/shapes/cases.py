@@ -1,4 +1,4 @@
-"""A case is what a row runs, a row is what was measured of it, a group is cases run together."""
+"""A case is what a row runs; a row is a measurement of it; a group is cases run together."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from shapes.timing import EVERY, Pace, Timed
 if TYPE_CHECKING:
     from shapes.rows import Bench
 
-# Of rows that run no layer: they are the same however the experts are held.
+# The format of rows that run no layer: they are the same in any format of the experts.
 ANY_FORM = "any"
-# Milliseconds of a layer that are wanted, by row and by how the experts are held.
+# Goals in milliseconds of a layer, by row and by format of the experts.
 GOALS = {
     "denoise step, 2 rows": {"dense": 12.5, "fp8": 9.5},
     "AR decode, 1 row": {"dense": 0.26, "fp8": 0.26},
@@ -26,12 +26,11 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement. Milliseconds of a call, and, where layers do the work, of one layer.
+    """One measurement. Milliseconds of a call and, if layers do the work, of one layer.
 
-    `layers`: how many were run, None where none was; `is_whole`: they are all of the network's.
-    `floor`: the least time that is possible, of a layer where there is `per_layer`, else of the
-    call; `of_floor`: the time measured over it. `gb_s`: bytes moved by the time. `fault`: what went
-    otherwise than it should.
+    `layers`: how many ran, None without layers; `is_whole`: they are all of the network's. `floor`:
+    the minimum possible time, of a layer if there is `per_layer`, else of the call; `of_floor`: the
+    measured time over it. `gb_s`: bytes moved by the time. `fault`: what went wrong.
     """
 
     name: str
@@ -50,17 +49,17 @@ class Row:
 
     @property
     def misses_goal(self) -> bool:
-        """A goal was set and not reached."""
+        """True if a goal was set and not reached."""
         return self.goal is not None and self.per_layer is not None and self.per_layer > self.goal
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a row runs. `work`: what one layer of it must do; `flops`: what a call computes that is
-    not of layers; `moved`: bytes that it moves.
+    """What a row runs.
 
-    `kernel`: says, once the case has been timed, which kernel did the work, and what is wrong about
-    that. `shows_first`: the first call is a figure of its own.
+    `work`: the work of one layer. `flops`: what a call computes outside of layers. `moved`: bytes
+    that it moves. `kernel`: returns, once the case has been timed, which kernel did the work, and
+    any fault. `shows_first`: the first call is reported separately.
     """
 
     name: str
@@ -79,7 +78,7 @@ class Case:
 class Group:
     """Cases that share what they run on, by the names of their rows.
 
-    `is_apart`: they run no layer, and are measured once, whatever the experts' format.
+    `is_apart`: they run no layer, and are measured once for all formats of the experts.
     """
 
     names: tuple[str, ...]
@@ -89,7 +88,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Subject:
-    """What rows are of: a format, so many layers of the network's, on a machine of such floors."""
+    """What rows measure: a format, a number of the network's layers, and a machine's floors."""
 
     form: str
     layers: int | None = None
@@ -99,11 +98,11 @@ class Subject:
 
     @property
     def apart(self) -> "Subject":
-        """The same, of rows that run no layer."""
+        """Return the same for rows that run no layer."""
         return Subject(ANY_FORM, floors=self.floors)
 
     def row(self, case: Case, took: Timed, note: str = "", fault: str = "") -> Row:
-        """What a case's time means; `note` and `fault` stand behind the case's own."""
+        """Return the row of a case's time; `note` and `fault` come after the case's own."""
         said = "; ".join(filter(None, (case.note, note)))
         wrong = "; ".join(filter(None, (case.fault, fault)))
         per_layer, goal, floor = None, None, None

@@ -1,11 +1,12 @@
-"""A checkpoint of a few layers at the model's real width, random weights: written, read, loaded,
-and run by the command itself.
+"""A checkpoint of a few layers at the model's real width, with random weights.
+
+It is written, read, loaded, and run by the command itself:
 
     written    a network's tensors, a shard a layer
-    read       one shard that the system's cache does not have: the disk
-    copied     main memory to the GPU, pageable and pinned: what loading could be bound by
-    loaded     by the product's own loader, the files in the system's cache
-    16 jobs    `hyimg generate` in a process of its own, prewarming first and not
+    read       one shard that is not in the system's cache: the disk
+    copied     main memory to the GPU, pageable and pinned: what may limit loading
+    loaded     by the product's own loader, with the files in the system's cache
+    16 jobs    `hyimg generate` in its own process, with and without prewarming
 """
 
 import json
@@ -41,18 +42,18 @@ LAYERS = 4
 JOBS = "jobs.jsonl"
 WRITTEN, READ = "checkpoint written", "checkpoint read from disk"
 _COPIES = ("copy to the GPU, pageable", "copy to the GPU, pinned")
-# What one-GPU users run.
+# The format that users with one GPU run.
 _FORM = "fp8"
 _PACE = Pace(warmups=0, least=1, most=2)
 _BLOCK, _COPIED = 1 << 24, 1 << 30
-# Bytes a second, at which files are surely written.
+# Bytes per second at which files are certainly written.
 _LEAST_RATE = 5e8
-# Of a run's summary, by whether it prewarms.
+# Keys of a run's summary, with and without prewarming.
 _PARTS = {True: ("load", "prewarm", "pictures"), False: ("load", "pictures")}
 
 
 def names(scale: Scale, device: torch.device) -> tuple[str, ...]:
-    """Of all rows, in the order in which they are measured."""
+    """Return the names of all rows, in the order in which they are measured."""
     loads = (f"checkpoint loaded, {form}" for form in FORMS)
     runs = (name for prewarms in _PARTS for name in run_names(scale, prewarms=prewarms).values())
     copies = _COPIES if device.type == "cuda" else ()
@@ -60,13 +61,13 @@ def names(scale: Scale, device: torch.device) -> tuple[str, ...]:
 
 
 def run_names(scale: Scale, *, prewarms: bool) -> dict[str, str]:
-    """Of one run's rows, by what part of it they are."""
+    """Return the names of one run's rows, by part of the run."""
     how = f"{scale.together} jobs, {'' if prewarms else 'not '}prewarmed"
     return {part: f"{how}: {part}" for part in _PARTS[prewarms]}
 
 
 def measure(folder: Path, run: Run) -> None:
-    """Every row that is wanted; the checkpoint stays in `folder`."""
+    """Measure every requested row; the checkpoint stays in `folder`."""
     scale = run.asked.scale
     wanted = run.wanted(names(scale, run.device))
     if not wanted:
@@ -106,16 +107,16 @@ def _run(found: "Checkpoint", subject: Subject, run: Run, *, prewarms: bool) -> 
 
 
 class Checkpoint:
-    """One on disk, beside the small files that its workload has written."""
+    """A checkpoint on disk, next to the small files that its workload has written."""
 
     def __init__(self, load: Workload, device: torch.device) -> None:
         self._load, self._device = load, device
         self._folder = load.prompter.folder
-        # Experts and the rest in 16 bits, what stays wide in 32.
+        # Experts and most weights in 16 bits, wide ones in 32.
         self.nbytes = load.prompter.card.loaded_bytes("bfloat16")
 
     def writing(self) -> Iterator[Case]:
-        """Weights into files, which the system may still hold; beside them a manifest of edits."""
+        """Write weights to files, which the system may still buffer, and a manifest of edits."""
         _refuse_unfit(self._folder, self.nbytes)
         size = f"{self.nbytes / 1e9:.2f} GB, {self._load.arch.num_hidden_layers} layers"
         once = Pace(warmups=0, least=1, most=1)
@@ -123,14 +124,14 @@ class Checkpoint:
         yield Case(WRITTEN, self._write, moved=self.nbytes, pace=once, note=size)
 
     def loads(self) -> Iterator[Case]:
-        """By the product's own loader."""
+        """Load with the product's own loader."""
         for form in FORMS:
             name, call = f"checkpoint loaded, {form}", partial(self._loaded, form)
             note = "files in the system's cache"
             yield Case(name, call, moved=self.nbytes, pace=_PACE, note=note)
 
     def floors(self) -> Iterator[Case]:
-        """What loading could be bound by."""
+        """Measure what may limit loading."""
         largest = max(weight_files(self._folder), key=lambda path: path.stat().st_size)
         size = largest.stat().st_size
         _flush(largest)
@@ -143,7 +144,7 @@ class Checkpoint:
                 yield Case(name, partial(held.to, self._device), moved=_COPIED)
 
     def _write(self) -> None:
-        """Weights, a shard a layer, and a manifest of edits."""
+        """Write weights, a shard a layer, and a manifest of edits."""
         tensors = build(self._load.arch, "dense", self._device, torch.bfloat16).state_dict()
         shards: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in tensors.items():
@@ -155,7 +156,7 @@ class Checkpoint:
         (self._folder / INDEX_FILE).write_text(json.dumps(index))
 
     def _write_jobs(self) -> None:
-        """A manifest of as many edits as work together, each of a picture of its own."""
+        """Write a manifest of as many edits as work together, each of its own picture."""
         load, scale = self._load, self._load.scale
         jobs = []
         for number in range(scale.together):
@@ -167,8 +168,9 @@ class Checkpoint:
         (self._folder / JOBS).write_text("".join(lines))
 
     def run(self, *, prewarms: bool, seconds: float) -> tuple[dict[str, float], str]:
-        """Seconds by part of `hyimg generate` in a process of its own, by its own summary, and what
-        failed. Raises TimeoutExpired, and RuntimeError where there is no summary.
+        """Return seconds by part of `hyimg generate` in its own process, and any fault.
+
+        From its own summary. Raises TimeoutExpired, and RuntimeError without a summary.
         """
         flag = "--prewarm" if prewarms else "--no-prewarm"
         device = "cpu" if self._device.type == "cpu" else "cuda:0"
@@ -227,7 +229,7 @@ def _flush(path: Path) -> None:
 
 
 def _read(path: Path) -> None:
-    """From the disk: what the system keeps of the file is dropped first."""
+    """Read from the disk: the system's cached copy of the file is dropped first."""
     block = bytearray(_BLOCK)
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):

@@ -1,5 +1,6 @@
-"""Two results row by row: what a time is of the one before. Nothing is refused; what differs is
-said.
+"""Compare two results row by row, as a time over the earlier time.
+
+Nothing is refused; differences in machine, versions or layers are printed.
 """
 
 import math
@@ -14,7 +15,10 @@ _SHOWN = 6
 
 
 def compared(old: Result, new: Result) -> list[str]:
-    """Lines of a table. Below one is faster; milliseconds of a layer where layers were timed."""
+    """Return lines of a table; below one is faster.
+
+    Milliseconds of a layer if layers were timed.
+    """
     before, after = _rows(old), _rows(new)
     both = [key for key in after if key in before]
     lines = [*_machines(old, new), f"{'':{WIDTH}} {'':6} {'before':>12} {'now':>12}  now / before"]
@@ -44,7 +48,7 @@ def _machine(result: Result) -> str:
 
 
 def _rows(result: Result) -> dict[Key, dict[str, Any]]:
-    """What has a time, by name and form: rows, first calls where they were told, requests."""
+    """Return every time by name and form: rows, first calls if recorded, requests."""
     found: dict[Key, dict[str, Any]] = {}
     for row in result["rows"]:
         key, took, layers = (row["name"], row["form"]), row["timed"], row["layers"]

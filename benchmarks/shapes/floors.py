@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured in the same run, and what a row asks of it.
+"""Measure the machine's best speed in the same run, and count what a row needs of it.
 
 A row's floor is the larger of two times: its additions and multiplications at the speed of a plain
 product of the experts' shapes, and the bytes that it must read at the speed of a large copy.
@@ -18,14 +18,14 @@ _PACE = Pace(most=30)
 
 @dataclass(frozen=True)
 class Floors:
-    """TFLOP/s of products at the experts' shapes; `fp8` None where there is no such product."""
+    """TFLOP/s of products at the experts' shapes; `fp8` is None without such a product."""
 
     tflops: float
     tflops_fp8: float | None
     copy_tb_s: float
 
     def milliseconds(self, work: "Work", form: str) -> float:
-        """The least time of a layer's work."""
+        """Return the minimum time of a layer's work."""
         fast = self.tflops_fp8 if form == "fp8" and self.tflops_fp8 else self.tflops
         computing = work.flops / self.tflops / 1e12 + work.expert_flops / fast / 1e12
         return 1e3 * max(computing, work.bytes / self.copy_tb_s / 1e12)
@@ -33,7 +33,7 @@ class Floors:
 
 @dataclass(frozen=True)
 class Work:
-    """What one layer has to do: FLOP outside and inside the routed experts, bytes to read."""
+    """The work of one layer: FLOP outside and inside the routed experts, bytes to read."""
 
     flops: float
     expert_flops: float
@@ -41,7 +41,7 @@ class Work:
 
 
 def floors(arch: Architecture, scale: Scale, device: torch.device, dtype: torch.dtype) -> Floors:
-    """Measure them."""
+    """Measure the floors."""
     rows, width, inner = scale.floor_rows, arch.hidden_size, arch.moe_intermediate_size
     shapes = ((width, 2 * inner), (inner, width))
     flops = sum(2 * rows * a * b for a, b in shapes)
@@ -59,7 +59,7 @@ def floors(arch: Architecture, scale: Scale, device: torch.device, dtype: torch.
         small = [(x.to(_FP8), w.to(_FP8)) for x, w in pairs]
         took = timed(
             lambda: [
-                # Sums as the experts' products have them: exact ones are slower, and no floor.
+                # Sums as in the experts' products: exact ones are slower, and not a floor.
                 torch._scaled_mm(
                     x, w.mT, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=True
                 )
@@ -86,9 +86,10 @@ def work(
     experts_read: float,
     width_bytes: int,
 ) -> Work:
-    """One layer of `rows` tokens that look at `pairs` of query and key, with `kv_slots` read.
+    """Return one layer's work for `rows` tokens with `pairs` of query and key.
 
-    `experts_read`: how many experts' weights; `width_bytes`: of a number that is not quantised.
+    `kv_slots`: slots read. `experts_read`: how many experts' weights. `width_bytes`: of a number
+    that is not quantized.
     """
     width, inner = arch.hidden_size, arch.moe_intermediate_size
     heads, kv_heads = arch.num_attention_heads, arch.num_key_value_heads

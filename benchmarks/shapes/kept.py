@@ -14,7 +14,7 @@ from hyimg_cli.journal.provenance import hardware, versions
 from shapes.cases import Row
 from shapes.requests import Served
 
-# Of a row's name, where it is told.
+# Maximum length of a row's name in a line.
 WIDTH = 48
 NOTES = (
     "random weights: routing is nearly even, except in the skewed row; no picture means anything",
@@ -25,7 +25,7 @@ NOTES = (
     "of the VAE and of convolutions FLOP alone, at the speed of a product in bfloat16",
     "rows called graph use CUDA graphs, and so do requests unless they say otherwise: the default",
 )
-# Set outside, they change what is measured.
+# Environment variables that change what is measured.
 _ENVIRONMENT = (
     "TORCH_CUDNN_SDPA_AVOID_RECOMPILE",
     "NVIDIA_TF32_OVERRIDE",
@@ -50,7 +50,7 @@ class Kept:
     left_out: list[dict[str, str]] = field(default_factory=list)
 
     def result(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the result as it is written."""
         return self.facts | {
             "building": self.building,
             "rows": [asdict(row) for row in self.rows],
@@ -110,7 +110,7 @@ class Kept:
 
 
 def facts_of_run(scale: Any, minutes: float) -> dict[str, Any]:
-    """When, on what, with what, and how it is to be read."""
+    """Return when, where and with which versions it was measured, and how to read it."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware() | {"gpu": _gpu()},

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 _HOPPER = (9, 0)
 _ATTENTION = re.compile("cudnn|flash|fmha|attention|attn|sdpa", re.IGNORECASE)
-# More than are asked for: two, and one for each call of a row.
+# More lengths than are needed: two, and one for each call of a row.
 _LENGTHS = 64
 _WHICH = ("first length", "second length", "new lengths")
-# How keys lie in memory: head by head, as they do today, or slot by slot.
+# Layout of keys in memory: head by head, as now, or slot by slot.
 _ORDERS = ("", ", slot by slot")
 
 
 def names(load: Workload) -> tuple[str, ...]:
-    """Many rows are a picture's, one is a token that is written."""
+    """Return the names: with many rows a picture's, with one row a written token's."""
     many, one = (f"attention, {n} row{'s' * (n > 1)}" for n in (load.live, 1))
     rows = (*(f"{many}{order}" for order in _ORDERS), one)
     return tuple(f"{name}, {which}" for name in rows for which in _WHICH)
 
 
 def attention_cases(bench: "Bench") -> Iterator[Case]:
-    """Over lengths that no other row has."""
+    """Measure lengths that no other row has."""
     arch, named = bench.network.arch, iter(names(bench.load))
     slots = bench.load.layout.live_stop + _LENGTHS
     shape = (2, arch.num_key_value_heads, slots, arch.head_dim)
@@ -73,8 +73,9 @@ def attention_cases(bench: "Bench") -> Iterator[Case]:
 
 
 def attention_kernel(call: Call, device: torch.device) -> tuple[str, str]:
-    """The longest kernel of attention in a call, and what is wrong where that is not a Hopper's
-    fastest, cuDNN's; of many rows, to which no bias is told.
+    """Return a call's longest attention kernel, and a fault if it is not cuDNN's.
+
+    cuDNN's kernel is the fastest on a Hopper, for many rows without a bias.
     """
     if device.type != "cuda":
         return "", ""

@@ -12,11 +12,11 @@ from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 
 
 def layers_that_fit(load: Workload, form: str, free_bytes: float) -> int:
-    """How many of the workload's layers a GPU takes with all that is run on them; one at least.
+    """Return how many of the workload's layers fit on a GPU with all that is run on them.
 
-    Each has its weights and its K/V of all requests together. Beside them are what stands around
-    the layers, and three times what the plan says of a picture in the VAE: that, another copy of
-    its weights, and the libraries' workspaces.
+    At least one. Each has its weights and its K/V of all requests. Also counted are the parts
+    around the layers, and three times the planned memory of a picture in the VAE: itself, another
+    copy of its weights, and the libraries' workspaces.
     """
     card, arch, scale = load.prompter.card, load.arch, load.scale
     dtype, quantization = "bfloat16", quantization_of(form)
@@ -30,8 +30,9 @@ def layers_that_fit(load: Workload, form: str, free_bytes: float) -> int:
 
 
 def routing(network: HunyuanImage3ForCausalMM, call: Callable[[], object]) -> tuple[float, float]:
-    """Of one call: how many experts a layer reads, and what share of the choices the busiest
-    quarter of them gets; means over the layers.
+    """Return a call's mean number of experts read per layer, and the busiest quarter's share.
+
+    The share is of the choices; both are means over the layers.
     """
     chosen: list[Tensor] = []
     hooks = [

@@ -5,7 +5,7 @@ fp16 autocast    as the official code decodes
 bfloat16         weights and all
 channels last    weights, and what enters each block, in that order; today's is channels first
 
-Beside them single convolutions of the widest level: what the library makes of each alone.
+Also single convolutions of the widest level.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ NAMES = (
     _TILED,
 )
 _CONVOLVED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-# By torch's default cuDNN's own rule chooses an algorithm; else all are tried, at the first call.
+# By torch's default, cuDNN's rule chooses an algorithm; otherwise all are tried, at the first call.
 _SEARCHES = {"": False, ", searched": True}
 CONVOLUTIONS = tuple(
     f"convolution, {kind}{on}{how}" for on, kind, how in product(_LAYOUTS, _CONVOLVED, _SEARCHES)
@@ -43,7 +43,7 @@ CONVOLUTIONS = tuple(
 
 
 def vae_cases(bench: "Bench") -> Iterator[Case]:
-    """A picture of the workload's size, untiled, then tiled."""
+    """Decode and encode a picture of the workload's size, untiled, then tiled."""
     given = _given(bench)
     flops = {side: _flops(_call(bench.network.vae, side, given[side])) for side in _SIDES}
     for on, kind in product(_LAYOUTS, _DTYPES):
@@ -58,11 +58,11 @@ def vae_cases(bench: "Bench") -> Iterator[Case]:
 
 
 def convolution_cases(bench: "Bench") -> Iterator[Case]:
-    """One 3x3x3 convolution of the widest level, of a quarter of its rows."""
+    """Run one 3x3x3 convolution of the widest level, on a quarter of its rows."""
     size, vae = bench.load.scale.size, bench.load.arch.vae
     width, frames = vae.block_out_channels[0], max(2, vae.ffactor_temporal)
     for (on, kind), (how, searches) in product(product(_LAYOUTS, _CONVOLVED), _SEARCHES.items()):
-        # Eight rows more: for a shape that it has run torch keeps the algorithm, searched or not.
+        # Eight rows more: for a shape that has run, torch keeps the algorithm, searched or not.
         shape = (1, width, frames, size.height // 4 + 8 * searches, size.width)
         x_BCTYX, weight = (
             torch.randn(sizes, device=bench.device, dtype=_CONVOLVED[kind]).contiguous(
@@ -106,7 +106,7 @@ def _call(
 
 
 def _as(vae: Vae, kind: str, *, is_last: bool) -> Vae:
-    """The VAE itself where nothing is to change, else another one with its weights."""
+    """Return the VAE itself if nothing changes, else another one with its weights."""
     if kind != "bfloat16" and not is_last:
         return vae
     with torch.device("meta"):

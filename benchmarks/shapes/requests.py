@@ -1,7 +1,7 @@
-"""Whole requests through the engine's own loop: read, encode, prefill, think, denoise, decode.
+"""Whole requests through the engine's loop: read, encode, prefill, think, denoise, decode.
 
-Sources are pictures of noise in memory; no file is read or written. Nothing is shared between
-requests. Random weights end no text by themselves: each thinks to its limit.
+Sources are pictures of noise in memory; no file is read or written. Requests share nothing. With
+random weights no text ends early: each thinks to its limit.
 """
 
 import math
@@ -34,7 +34,7 @@ from shapes.timing import Deadline
 
 @dataclass(frozen=True)
 class Requests:
-    """So many requests, with so many denoise steps each, with guidance or without.
+    """This many requests, with this many denoise steps each, with guidance or without.
 
     `uses_graphs`: text is decoded by CUDA graphs, as the command does by default.
     """
@@ -54,12 +54,12 @@ class Requests:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of them. `is_cut`: time ran out, and seconds are of a part alone. `is_whole`: the
-    network has all its layers.
+    """Results of the requests.
 
-    `phases_s`: median over the finished requests; a group's time stands in each of them.
-    `notes`: what the requests' lines would warn of. `planned_bytes` and `peak_bytes` are of one and
-    the same run; None without a GPU.
+    `is_cut`: time ran out, and seconds are for a part only. `is_whole`: the network has all its
+    layers. `phases_s`: median over the finished requests; each includes a group's whole time.
+    `notes`: warnings for the requests' lines. `planned_bytes` and `peak_bytes` are of the same run;
+    None without a GPU.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Served:
 
 
 def plan_of(scale: Scale) -> tuple[Requests, ...]:
-    """One request, then several together; the last with as many steps as the time allows."""
+    """Plan one request, then several together, the last with as many steps as time allows."""
     return (
         Requests(1, scale.steps, 2.5),
         Requests(1, scale.fast_steps, 1.0),
@@ -92,7 +92,7 @@ def plan_of(scale: Scale) -> tuple[Requests, ...]:
 
 
 def affordable(requests: Requests, done: Sequence[Served], left_s: float) -> int:
-    """Denoise steps for which time is left, judged by what one request and many have taken."""
+    """Return the denoise steps for which time is left, judging by one request and by many."""
     alone = [s for s in done if s.name.startswith("1 request,") and s.seconds_each]
     many = [s for s in done if not s.name.startswith("1 request,") and s.seconds_each]
     if requests.count == 1 or not alone or not many:
@@ -174,7 +174,7 @@ def _studio(model: HunyuanImage3, load: Workload) -> ImageStages:
 
 
 def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: str) -> RunConfig:
-    """The run that the command would make of them; images are encoded in turn, none are shared."""
+    """Return the command's run for them; images are encoded in turn, and none are shared."""
     choice = ModelChoice(
         model=jobs[0].model,
         device=model.layer_devices[0].type,
@@ -187,7 +187,7 @@ def _config(jobs: list[ImageJob], model: HunyuanImage3, load: Workload, form: st
 
 
 def _planned(jobs: list[ImageJob], load: Workload, config: RunConfig, together: Together) -> int:
-    """What `hyimg plan` says of such a run: weights, K/V and activations."""
+    """Return the plan of `hyimg plan` for such a run: weights, K/V and activations."""
     card = load.prompter.card
     weights = card.loaded_bytes(config.model.dtype, config.model.quantization)
     return weights + needs(jobs, card, config).widest(together).total

@@ -29,12 +29,16 @@ from shapes.cases import Case, Group, Subject
 from shapes.floors import work
 from shapes.network import routing
 
-# Of a row's own numbers; at twice their size most tokens like the same few experts.
+# Size of a row's own numbers; if shared ones are twice as large, most tokens choose the same few
+# experts.
 _COMMON = 2.0
 
 
 def groups(load: Workload) -> list[Group]:
-    """In the order of what matters most: a run may be cut. Each lets go of its memory."""
+    """Return the groups, most important first, because a run may be cut.
+
+    Each frees its memory.
+    """
     one, many = (f"{n} row{'s' * (n > 1)}" for n in (1, load.scale.together))
     decodes = [(f"AR decode, {rows}", f"AR decode, {rows}, graph") for rows in (one, many)]
     return [
@@ -53,7 +57,7 @@ def groups(load: Workload) -> list[Group]:
 
 
 class Bench:
-    """One network, and the cases that are run on it."""
+    """One network, and the cases that run on it."""
 
     def __init__(self, model: HunyuanImage3, load: Workload, subject: Subject) -> None:
         self.model, self.network, self.load = model, model.network, load
@@ -74,12 +78,12 @@ class Bench:
         )
 
     def skewed(self) -> Iterator[Case]:
-        """Tokens that have much in common like the same experts."""
+        """Yield the case of tokens that have much in common and so choose the same experts."""
         name = "denoise step, 2 rows, skewed routing"
         yield self._layers_of(self._branches(), name, common=_COMMON)
 
     def _layers_of(self, branches: Sequence[Branch], name: str, *, common: float = 0.0) -> Case:
-        """A denoise step's layers alone; `common`: how large what all rows share is."""
+        """Run only a denoise step's layers; `common`: the size of what all rows share."""
         live, slots = self.load.live, self.load.layout.live_stop
         rows = len(branches) * live
         width = self.network.arch.hidden_size
@@ -197,7 +201,7 @@ class Bench:
         return [self.network.branch(self.load.layout, buffer) for buffer in buffers]
 
     def _filled(self, length: int, capacity: int) -> Buffer:
-        """A buffer of noise; keys are normed in the model, so that is their size."""
+        """Return a buffer of noise; keys have the size of the model's normed keys."""
         buffer = self.network.new_buffer(capacity)
         for rows in (*buffer.keys_HSD, *buffer.values_HSD):
             rows.normal_()
@@ -232,14 +236,14 @@ class Bench:
 
 
 def _pairs(parts: Sequence[QuerySpan]) -> int:
-    """How many keys all queries look at together."""
+    """Return the number of keys that all queries attend to together."""
     full = sum((part.stop - part.start) * part.stop for part in parts)
     unseen = (part.stop - part.start for part in parts if part.is_causal)
     return full - sum(count * (count - 1) // 2 for count in unseen)
 
 
 def graphs_of(network: HunyuanImage3ForCausalMM, form: str) -> DecodeGraphs:
-    """Decode steps by graphs; on a CPU in their shape alone, computed each time."""
+    """Return decode steps by graphs; on a CPU they only have that form, and are computed."""
     if network.layer_devices[0].type == "cuda":
         return decode_graphs(network, quantization_of(form))
     return DecodeGraphs(network, plain_decode, None)

@@ -1,4 +1,4 @@
-"""A run of the benchmark: what is asked for, what time is left, and rows one by one."""
+"""A run of the benchmark: requested rows, remaining time, and rows one by one."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ _LEAST_LEFT_S = 5.0
 
 @dataclass(frozen=True)
 class Run:
-    """What everything that is measured has at hand. `asked`: the command line."""
+    """The run that every measurement uses. `asked`: the command line."""
 
     asked: Namespace
     device: torch.device
@@ -26,23 +26,24 @@ class Run:
     kept: Kept
 
     def wanted(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of the names that were asked for."""
+        """Return the requested ones of these names."""
         return tuple(n for n in names if any(fnmatch(n, pattern) for pattern in self.asked.only))
 
     def share(self, parts: int) -> "Run":
-        """The same, with an equal share of the time that is left."""
+        """Return the same run with an equal share of the remaining time."""
         return replace(self, deadline=self.deadline.share(parts))
 
     @property
     def has_time(self) -> bool:
-        """Enough is left for a case."""
+        """Return True if there is enough time for a case."""
         return self.deadline.left_s >= _LEAST_LEFT_S
 
     def rows(
         self, names: Sequence[str], cases: Callable[[], Iterator[Case]], subject: Subject
     ) -> None:
-        """The cases of these names; one that fails, by its own fault or for memory, leaves the
-        others.
+        """Measure the cases with these names; one that fails does not stop the others.
+
+        A case can fail by its own fault or for memory.
         """
         left, why = list(names), "out of time"
         try:
@@ -69,14 +70,12 @@ class Run:
         kernel, fault = _kernel(case)
         row = subject.row(case, took, note=kernel, fault=fault)
         self.kept.add_row(row)
-        # What is done once is not done again to be looked into.
+        # Cases that can run only once are not run again for the profile.
         if (row.misses_goal or self.asked.profile) and case.pace.least > 1:
             self._profile(case, subject.form)
 
     def _profile(self, case: Case, form: str) -> None:
-        """Where a case's time goes; a machine that does not let itself be looked into loses no
-        row.
-        """
+        """Record where a case's time goes; a machine that cannot be profiled loses no row."""
         name = f"{case.name}, {form}"
         if not self.has_time:
             return self.kept.leave_out(f"profile of {name}", form, "out of time")
@@ -87,7 +86,7 @@ class Run:
 
 
 def _kernel(case: Case) -> tuple[str, str]:
-    """Which did the work, and what is wrong about that; no row is lost where that is not seen."""
+    """Return the kernel that did the work, and any fault; a row is kept without it."""
     try:
         return case.kernel() if case.kernel else ("", "")
     except Exception as error:
@@ -95,5 +94,5 @@ def _kernel(case: Case) -> tuple[str, str]:
 
 
 def said(error: Exception) -> str:
-    """An error in one line, with its kind."""
+    """Return an error in one line, with its kind."""
     return f"{type(error).__name__}: {error}"

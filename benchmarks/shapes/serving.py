@@ -15,14 +15,14 @@ from shapes.timing import let_go
 
 
 def names(scale: Scale) -> tuple[str, ...]:
-    """Of everything here, in the order in which it runs."""
+    """Return the names of everything here, in the order in which it runs."""
     return tuple(requests.name for requests in plan_of(scale))
 
 
 def serve_all(
     wanted: Sequence[str], model: HunyuanImage3, load: Workload, subject: Subject, run: Run
 ) -> None:
-    """The requests of these names, each as far as the time allows."""
+    """Run the requests with these names, each as far as time allows."""
     # Captured once: later requests find the graphs of earlier ones.
     graphs = graphs_of(model.network, subject.form)
     by_graphs = HunyuanImage3(model.network, load.prompter, graphs=graphs)

@@ -1,4 +1,4 @@
-"""Medians with their spread: CUDA events on a GPU, the clock on a CPU; warm-up apart."""
+"""Medians with their spread: CUDA events on a GPU, the clock on a CPU; warm-up separate."""
 
 import gc
 import statistics
@@ -28,9 +28,9 @@ EVERY = Pace()
 
 @dataclass(frozen=True)
 class Timed:
-    """Milliseconds of one call. `first_ms`: the very first call's, kernels compiled and all.
+    """Milliseconds of one call. `first_ms`: the very first call, including compilation.
 
-    `peak_bytes`: the most that was allocated during the runs; `base_bytes`: before them. None
+    `peak_bytes`: the maximum that was allocated during the runs; `base_bytes`: before them. None
     without a GPU.
     """
 
@@ -45,7 +45,7 @@ class Timed:
 
 
 class Deadline:
-    """How long a run may still go on."""
+    """The time that a run may still take."""
 
     def __init__(self, seconds: float) -> None:
         self._started, self._seconds = time.perf_counter(), seconds
@@ -59,12 +59,12 @@ class Deadline:
         return self._seconds - self.spent_s
 
     def share(self, parts: int) -> "Deadline":
-        """An equal share of what is left, for the first of so many parts."""
+        """Return an equal share of the remaining time, for the first of this many parts."""
         return Deadline(self.left_s / parts)
 
 
 def timed(call: Call, device: torch.device, *, seconds: float, pace: Pace) -> Timed:
-    """As many runs as `seconds` and `pace` allow."""
+    """Run as often as `seconds` and `pace` allow."""
     is_gpu = device.type == "cuda"
     warm = [_by_clock(call, device) for _ in range(pace.warmups)]
     base = torch.cuda.memory_allocated(device) if is_gpu else None
@@ -83,7 +83,7 @@ def timed(call: Call, device: torch.device, *, seconds: float, pace: Pace) -> Ti
 
 
 def taken(seconds: float) -> Timed:
-    """What was done once, and timed by whoever did it."""
+    """Return a result that was timed once, by its caller."""
     took = 1e3 * seconds
     return Timed(took, took, took, runs=1, warmups=0, first_ms=took)
 
@@ -95,24 +95,25 @@ def finish(device: torch.device) -> None:
 
 
 def let_go() -> None:
-    """Give back the memory of what nothing holds any more."""
+    """Free the memory of unreferenced tensors."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def profiled(call: Call, device: torch.device) -> list[tuple[str, float, int]]:
-    """The kernels that take longest in one call, on a CPU operations: name, milliseconds in all,
-    how often.
+    """Return the slowest kernels of one call: name, total milliseconds, count.
+
+    On a CPU, operations.
     """
     is_gpu = device.type == "cuda"
     seen = ProfilerActivity.CUDA if is_gpu else ProfilerActivity.CPU
-    # Older versions of torch warn where they are not told.
+    # Older versions of torch warn without this setting.
     with profile(activities=[seen], acc_events=True) as found:
         call()
         finish(device)
     own = "self_device_time_total" if is_gpu else "self_cpu_time_total"
-    # What starts a kernel is an event of the CPU's.
+    # Launching a kernel is a CPU event.
     kind = DeviceType.CUDA if is_gpu else DeviceType.CPU
     events = [event for event in found.key_averages() if event.device_type == kind]
     events.sort(key=lambda event: -getattr(event, own))

@@ -42,9 +42,10 @@ _KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _HEADER = re.compile(rb"hyimg-store 1 ([0-9a-f]{64}) ([0-9]{1,18})\n")
 _HEADER_BYTES = 128
-# Younger ones may belong to a process that is still writing.
+# Younger files may belong to a process that is still writing.
 _ABANDONED_AFTER_S = 3600
-# Of the budget: after so much that was written the folder is looked at, which others write to too.
+# Fraction of the budget after which the folder is listed again, because other processes write to it
+# too.
 _LOOK_AFTER = 1 / 64
 
 
@@ -69,7 +70,7 @@ class DiskStore:
         self._budget = budget_bytes
         self._notes: list[str] = []
         self.takes_more = self._folder is not None
-        # Bytes that may still be written before the folder is looked at again.
+        # Bytes that may still be written before the folder is listed again.
         self._unseen = 0
 
     @property
@@ -257,14 +258,14 @@ def _read_header(file: io.BufferedReader) -> tuple[bytes, int] | None:
 
 
 def _checksum(kind: str, key: str, data: bytes) -> bytes:
-    """Hex digest of the bytes and of their name: an entry under another's name is damaged too."""
+    """Return the hex digest of the bytes and their name: a misnamed entry counts as damaged."""
     checksum = hashlib.sha256(f"{kind}/{key}\n".encode())
     checksum.update(data)
     return checksum.hexdigest().encode()
 
 
 def _write_whole(path: Path, *parts: bytes) -> None:
-    """All of `parts` under the name `path`, or nothing."""
+    """Write all of `parts` to `path`, or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
@@ -281,7 +282,10 @@ def _write_whole(path: Path, *parts: bytes) -> None:
 
 
 def _touch(path: Path) -> None:
-    """Mark `path` as used now. Both times are set: disks keep the time of access as they like."""
+    """Mark `path` as used now.
+
+    Both times are set, because file systems differ in how they record access times.
+    """
     now = time.time_ns()
     os.utime(path, ns=(now, now), follow_symlinks=False)
 

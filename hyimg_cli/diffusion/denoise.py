@@ -10,9 +10,9 @@ from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.spec.step_cache import StepCache
 
-# Drawings at a full step to all branches' velocities, [G, C, Y, X] each.
+# From drawings at a full step to all branches' velocities, [G, C, Y, X] each.
 Velocities = Callable[[Sequence["Drawing"]], Sequence[Tensor]]
-# Branches' velocities [G, C, Y, X] at a step to the one that is followed, [C, Y, X].
+# From branches' velocities [G, C, Y, X] at a step to the one that is followed, [C, Y, X].
 Guidance = Callable[[Tensor, Step], Tensor]
 
 

@@ -2,7 +2,7 @@
 
 A few lines of arithmetic instead of diffusers' `FlowMatchEulerDiscreteScheduler`, which starts a
 second slower, keeps a step counter between jobs, and spaces its sigmas differently unless they are
-passed explicitly; a test holds this against it.
+passed explicitly; a test compares the two.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Step:
     difference: float
 
     def advance(self, latents: Tensor, velocity: Tensor) -> Tensor:
-        """Latents at `next_sigma`, float32: one Euler step along the velocity."""
+        """Return the latents at `next_sigma`, float32: one Euler step along the velocity."""
         return latents.float() + self.difference * velocity.float()
 
 
@@ -41,12 +41,12 @@ class Schedule:
     shift: float
 
     def sigmas(self) -> Tensor:
-        """Noise levels, float32 [count + 1]: a straight line, then s*x / (1 + (s-1)*x)."""
+        """Return noise levels, float32 [count + 1]: a straight line, then s*x / (1 + (s-1)*x)."""
         line = torch.linspace(1, 0, self.count + 1)
         return self.shift * line / (1 + (self.shift - 1) * line)
 
     def steps(self) -> list[Step]:
-        """Every step, in order; products and differences round as float32."""
+        """Return every step, in order; products and differences round as float32."""
         sigmas = self.sigmas()
         timesteps = (sigmas * TIMESTEPS_PER_SIGMA).tolist()
         differences = sigmas.diff().tolist()

@@ -28,7 +28,7 @@ class VelocityCache:
         self._last_estimated = max((i for i, full in enumerate(self.steps) if not full), default=-1)
         self.full = self.estimated = 0
         self._at = -1
-        # By order, [number of tensors, ..]; the velocities themselves in their own dtype.
+        # By order, [number of tensors, ..]; the velocities themselves are in their own dtype.
         self._differences: list[Tensor] = []
 
     def full_from(self, index: int) -> tuple[int, ...]:
@@ -36,10 +36,10 @@ class VelocityCache:
         return tuple(step for step in range(index, len(self.steps)) if self.steps[step])
 
     def keep(self, index: int, velocities: Sequence[Tensor]) -> None:
-        """Take in what a full step computed.
+        """Store the velocities of a full step.
 
         Warm-up steps but the last are only counted: a slope over one step, stretched over many,
-        does harm. So all gaps are of the interval. A change of network begins anew.
+        does harm. So all gaps are of the interval. A change of network starts over.
         """
         if self.rule is not None and index >= self.rule.first - 1:
             is_same = self._at >= 0 and self._networks[index] == self._networks[self._at]
@@ -49,12 +49,12 @@ class VelocityCache:
                 differences.append(torch.stack(list(velocities)).detach())
                 for older in former:
                     differences.append(differences[-1].float() - older.float())
-            # Where there was no memory for them nothing has changed.
+            # If there was no memory for them, nothing has changed.
             self._differences, self._at = differences, index
         self.full += 1
 
     def estimate(self, index: int) -> tuple[Tensor, ...]:
-        """Velocities of a step that is left out, in the dtype of the latest full step's.
+        """Return the estimated velocities of a skipped step, in the latest full step's dtype.
 
         Newton's backward form: exact for polynomials of the cache's order. Sums in float32.
         """

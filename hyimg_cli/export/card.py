@@ -13,7 +13,7 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 
 
 def write_card(info: Info, shards: Sequence[Shard]) -> str:
-    """The card of a dataset by its dataset.json; `shards`: whose columns it declares."""
+    """Return the card of a dataset, from its dataset.json; `shards`: whose columns it declares."""
     import jinja2
     import yaml
 
@@ -25,7 +25,7 @@ def write_card(info: Info, shards: Sequence[Shard]) -> str:
         "task_categories": sorted(names[task] for task in tasks & names.keys()),
         "tags": ["synthetic", "hyimg"],
     }
-    # What `datasets` makes of a folder's lines depends on which of their columns are empty.
+    # How `datasets` reads a folder's lines depends on which columns are empty.
     if info["format"] != "folder":
         front["configs"] = [_config(name, shards, info) for name in configs]
         front["dataset_info"] = [
@@ -52,7 +52,7 @@ def _config(name: str, shards: Iterable[Shard], info: Info) -> Info:
 
 
 def _features(config: str, shards: Iterable[Shard], form: str) -> list[Info]:
-    """The columns as the `datasets` library finds them in a format."""
+    """Return the columns as the `datasets` library finds them in a format."""
     every = [row for shard in shards for row in shard.rows]
     rows = [row for row in every if row.config == config]
     kinds = columns_of(config, {name for row in every for name in row.columns["scores"]})

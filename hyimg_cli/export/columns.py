@@ -24,7 +24,7 @@ ROW_SHA256 = "row_sha256"
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture in a row: the ending of its file's name without the dot, and its file or bytes."""
+    """A picture in a row: its file name's suffix without the dot, and its file or bytes."""
 
     suffix: str
     sha256: str
@@ -39,7 +39,7 @@ class Picture:
 
     @property
     def data(self) -> bytes:
-        """The bytes, which must be those of the digest. Raises OSError, StorageError."""
+        """Return the bytes, which must match the digest. Raises OSError, StorageError."""
         if isinstance(self._source, bytes):
             return self._source
         data = bytes_of(self._source, MAX_SOURCE_BYTES)
@@ -50,7 +50,7 @@ class Picture:
 
 
 def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
-    """The kind of each column, by name; `scorers`: whose values rows hold."""
+    """Return the kind of each column, by name; `scorers`: the scorers whose values rows hold."""
     values = dict.fromkeys(sorted(scorers), "float64")
     scores: dict[str, Kind] = {"scores": values} if values else {}
     if config == DEFAULT:
@@ -83,7 +83,7 @@ def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
 
 
 def pictures_in(row: Columns) -> Iterator[tuple[str, str, Picture]]:
-    """The pictures of a row, each after its name, such as `source0` or `result`, and its column."""
+    """Yield a row's pictures, each with its name, such as `source0` or `result`, and its column."""
     for column, value in row.items():
         for index, one in enumerate(value if isinstance(value, list) else [value]):
             if isinstance(one, Picture):
@@ -91,15 +91,16 @@ def pictures_in(row: Columns) -> Iterator[tuple[str, str, Picture]]:
 
 
 def row_digest(config: str, split: str, columns: Mapping[str, Any]) -> str:
-    """Hex sha256 of a row: its configuration, its split and its columns. A picture counts by the
-    sha256 of its bytes. Empty values, nulls and `row_sha256` do not count.
+    """Return the hex sha256 of a row: its configuration, its split and its columns.
+
+    A picture counts by the sha256 of its bytes. Empty values, nulls and `row_sha256` do not count.
     """
     facts = {name: value for name, value in columns.items() if name != ROW_SHA256}
     return digest.of_json({"config": config, "split": split, "row": without_nulls(facts)})
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without nulls and empty values; pictures become their sha256."""
+    """Return a value without nulls and empty values; pictures become their sha256."""
     if isinstance(value, Mapping):
         kept = {name: without_nulls(one) for name, one in value.items()}
         return {name: one for name, one in kept.items() if one not in (None, [], {}, "")}
@@ -109,7 +110,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def as_utf8(value: Any) -> Any:
-    """A value whose texts have no half surrogate pairs, which no format of a dataset can hold."""
+    """Return a value whose texts have no half surrogate pairs, which no dataset format can hold."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -118,5 +119,5 @@ def as_utf8(value: Any) -> Any:
 
 
 def dataset_digest(rows: Iterable[str]) -> str:
-    """The dataset hash: hex sha256 over the sorted digests of its rows, each on a line."""
+    """Return the dataset hash: hex sha256 over the sorted digests of its rows, each on a line."""
     return digest.of_bytes("".join(f"{one}\n" for one in sorted(rows)).encode())

@@ -1,4 +1,4 @@
-"""A dataset's folder: planned whole, written shard by shard, resumed after a kill at any moment.
+"""A dataset's folder: planned whole, written shard by shard, resumed after any kill.
 
     DATASET/  dataset.json   README.md   rejected.jsonl   .export.json (until it is complete)
               data/train-00000-of-00002.parquet    preference/…    (.tar; a folder)
@@ -55,8 +55,10 @@ class Shard(NamedTuple):
 
 
 def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> list[Shard]:
-    """The shards of rows: `count` of each split, or such that none has more than MAX_GROUP_BYTES of
-    pictures and more than one row.
+    """Return the shards of the rows.
+
+    `count` shards of each split; None: as many as keep each shard within MAX_GROUP_BYTES of
+    pictures, or to one row.
     """
     parts: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -87,9 +89,9 @@ def write_dataset(
 ) -> Info:
     """Write the missing files of a dataset, and return the contents of its dataset.json.
 
-    `facts`: what dataset.json says besides the hash, counts and files, its `format` among it;
-    `card_of` makes the card of all that. Raises OutputFolderError where the folder holds anything
-    else, unless that is a dataset and `force` is set; StorageError.
+    `facts`: the contents of dataset.json other than the hash, counts and files, including its
+    `format`; `card_of` makes the card from all of it. Raises OutputFolderError if the folder holds
+    anything else, unless it is a dataset and `force` is set; StorageError.
     """
     scorers = {name for shard in shards for row in shard.rows for name in row.columns["scores"]}
     rows = [[shard.name, [row.sha256 for row in shard.rows]] for shard in shards]
@@ -107,7 +109,7 @@ def write_dataset(
         hashed = {"dataset_sha256": dataset_digest(row.sha256 for row in every)}
         counts = Counter(f"{row.config}/{row.split}" for row in every)
         info = {**facts, **hashed, "counts": counts, "plan": plan, "files": files}
-        if not (folder / CARD).exists():  # what its user wrote there stays
+        if not (folder / CARD).exists():  # the user's own notes stay
             replace_file(folder / CARD, card_of(info).encode())
         _write_json(folder / INFO, info)
         remove(folder / STATE)
@@ -115,8 +117,9 @@ def write_dataset(
 
 
 def read_info(folder: Path, name: str = INFO) -> Info:
-    """The object in dataset.json, or in a file of that kind; empty where there is none. Raises
-    OutputFolderError for one that is damaged.
+    """Return the object in dataset.json, or in a similar file; empty if it does not exist.
+
+    Raises OutputFolderError for a damaged one.
     """
     try:
         info = json_of(bytes_of(folder / name, TABLE_BYTES))
@@ -135,14 +138,17 @@ def read_info(folder: Path, name: str = INFO) -> Info:
 
 
 def shard_digest(path: Path) -> str:
-    """Hex sha256 of a shard: of its bytes, or of a folder the names and digests of its files."""
+    """Return the hex sha256 of a shard.
+
+    Of its bytes, or of the names and digests of a folder's files.
+    """
     if not path.is_dir():
         return digest.of_file(path)
     return digest.of_json({one.name: digest.of_file(one) for one in path.iterdir()})
 
 
 def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> Info:
-    """What is known of each shard of the plan, once nothing else is in the folder."""
+    """Return what is known of each of the plan's shards, once the folder holds nothing else."""
     places = [folder / name for name in FOLDERS.values()]
     for place in (folder, *places):
         refuse_links(place, folder)
@@ -162,7 +168,7 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
     known = state["files"] if state.get("plan") == plan else {}
     files = {n: one if isinstance(one := known.get(n), dict) else None for n in names}
     former = {name: None for name in state.get("files", ()) if SHARD_NAME.fullmatch(name)}
-    # Named before any of them goes: a kill leaves nothing that the next export does not know.
+    # List the files before removing any: after a kill, the next export still knows all of them.
     _write_json(folder / STATE, {"plan": plan, "files": former | files})
     for name in former.keys() - files.keys():
         remove(folder / name)
@@ -170,7 +176,7 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
         remove(folder / name)
     for place in places:
         with suppress(OSError):
-            place.rmdir()  # unless there are shards in it
+            place.rmdir()  # unless it contains shards
     return files
 
 
@@ -178,7 +184,7 @@ def _write_shard(path: Path, form: str, shard: Shard, scorers: Iterable[str]) ->
     path.parent.mkdir(exist_ok=True)
     rows, kinds = [row.written for row in shard.rows], columns_of(shard.config, scorers)
     # A folder's pictures are not synced one by one: a shard that a power cut damaged has another
-    # digest than the state says, and is written again.
+    # digest than the state records, and is written again.
     with replacing(path, is_lasting=form != "folder") as temporary:
         write_rows(temporary, form, rows, kinds, shard.first)
         nbytes = sum(map(bytes_in, rows))
@@ -191,7 +197,7 @@ def _write_json(path: Path, value: Info) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold it for this process alone. Raises OutputFolderError."""
+    """Make a folder and lock it for this process. Raises OutputFolderError."""
     make_folders(folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

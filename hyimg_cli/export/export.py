@@ -14,8 +14,10 @@ from hyimg_cli.export.rows import ExportRequest, count_reasons, plan_rows
 
 
 def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
-    """Write a dataset: what its dataset.json holds, and pictures whose files are gone or changed,
-    with the reason. Raises UsageError where a licence does not permit it, or nothing has a row.
+    """Write a dataset, and return the contents of its dataset.json and the pictures left out.
+
+    Left out are pictures whose files are missing or changed, with the reason. Raises UsageError if
+    a licence forbids it, or nothing has a row.
     """
     require("yaml", *(["pyarrow"] if request.form == "parquet" else []), extra="export")
     found = find_finished(request.runs)

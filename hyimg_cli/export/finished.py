@@ -27,9 +27,10 @@ _OF_LINE = {"task", "prompt", "model"}
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished picture. `line`: its job as resolved, its paths leading from the working folder.
-    `id`: its custom_id, and of several runs that share one and drew it differently, its key too.
-    `scores`: by scorer, and by SCORER.PART.
+    """A finished picture. `scores`: by scorer, and by SCORER.PART.
+
+    `line`: its resolved job, with paths relative to the working folder. `id`: its custom_id; if
+    several runs have that id and drew it differently, also its key.
     """
 
     id: str
@@ -44,14 +45,16 @@ class Finished:
 
     @property
     def group(self) -> str:
-        """The line whose candidate it is; its own id where there is one result alone."""
+        """The line that it is a candidate of; its own id if the line has one result."""
         return str(self.result.get("candidate_of") or self.result["custom_id"])
 
 
 @dataclass
 class Found:
-    """What runs hold. `left_out`: how many results have no row, by reason; `rules`: those that
-    chose; `scorers`: what is declared of each.
+    """The contents of runs.
+
+    `left_out`: number of results without a row, by reason. `rules`: the rules that picked.
+    `scorers`: what is declared of each.
     """
 
     finished: list[Finished] = field(default_factory=list)
@@ -61,7 +64,7 @@ class Found:
 
 
 def find_finished(places: Sequence[Path]) -> Found:
-    """Every finished picture in the folders of runs, in the order of these and of their manifests.
+    """Return every finished picture in run folders, in the order of folders and manifests.
 
     Raises UsageError for a folder without a run, OutputFolderError for a damaged one.
     """
@@ -110,7 +113,7 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
 
 
 def _why_left_out(result: Entry, line: Entry) -> str:
-    """Why a result has no row; empty where it has one."""
+    """Return why a result has no row; empty if it has one."""
     if result.get("draft_of"):
         return "a draft"
     if result.get("status") != "done":
@@ -124,7 +127,7 @@ def _why_left_out(result: Entry, line: Entry) -> str:
 
 
 def _judged(one: Finished, verdict: Verdict | None) -> Finished:
-    """A picture with what picks.jsonl says of it."""
+    """Return a picture with what picks.jsonl records about it."""
     if verdict is None:
         return replace(one, is_accepted=False, reasons=(NOT_SEEN,))
     is_accepted, reasons = verdict.state == "picked", verdict.why

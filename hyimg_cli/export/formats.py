@@ -21,7 +21,7 @@ from hyimg_cli.journal.journal import json_line
 from hyimg_cli.media.images import MAX_SOURCE_BYTES
 
 T = TypeVar("T")
-# By format the ending of a shard's name.
+# The suffix of a shard's name, by format.
 FORMATS = {"parquet": ".parquet", "webdataset": ".tar", "folder": ""}
 MAX_GROUP_BYTES = 64_000_000
 _MEMBER = re.compile(r"([0-9]+)\.(?:json|([a-z]+)([0-9]*)\.([a-z0-9]+))")
@@ -46,14 +46,14 @@ def write_rows(
 
 
 def read_rows(path: Path, form: str) -> Iterator[Columns]:
-    """The rows of a shard. Raises OSError, or ValueError where it is damaged."""
+    """Yield the rows of a shard. Raises OSError, or ValueError if it is damaged."""
     if form == "parquet":
         return _read_parquet(path)
     return _rows_in(_in_folder(path) if form == "folder" else _in_tar(path))
 
 
 def by_size(rows: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[Sequence[T]]:
-    """Rows in groups whose sizes add up to no more than `most`, or one row."""
+    """Yield rows in groups whose sizes add up to at most `most`, or groups of one row."""
     start, nbytes = 0, 0
     for end, row in enumerate(rows):
         nbytes += (more := size(row))
@@ -64,7 +64,7 @@ def by_size(rows: Sequence[T], size: Callable[[T], int], most: int) -> Iterator[
 
 
 def bytes_in(row: Columns) -> int:
-    """The bytes of a row's pictures."""
+    """Return the bytes of a row's pictures."""
     return sum(picture.nbytes for _, _, picture in pictures_in(row))
 
 
@@ -120,7 +120,7 @@ def _from_parquet(value: Any) -> Any:
 
 
 def _members(rows: Iterable[Columns], first: int) -> Iterator[tuple[str, bytes]]:
-    """The files of rows, by name."""
+    """Yield the files of rows, by name."""
     for number, row in enumerate(rows, first):
         facts = dict(row)
         for name, column, picture in pictures_in(row):

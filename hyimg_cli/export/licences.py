@@ -1,4 +1,4 @@
-"""The licence gate: whether other models may be trained on what these checkpoints made.
+"""The licence gate: whether other models may be trained on these checkpoints' outputs.
 
 Only licences known to permit it pass; `--allow-licence` lets others through, and is recorded. This
 is not legal advice.
@@ -27,7 +27,7 @@ _OF_TENCENT = (
 
 
 def find_reason(licence: str) -> str:
-    """Why outputs under a licence may not train other models; empty where they may."""
+    """Return why outputs under a licence may not train other models; empty if they may."""
     words = licence.split(AND)
     if any(word.startswith(("tencent-hunyuan", TENCENT)) for word in words):
         return _OF_TENCENT
@@ -41,7 +41,7 @@ def find_reason(licence: str) -> str:
 
 
 def licences_of(finished: Iterable[Finished]) -> dict[str, str]:
-    """The licence of each checkpoint and LoRA that drew, by its public name."""
+    """Return the licence of each checkpoint and LoRA that was used, by its public name."""
     parts = {(name, one.revision) for one in finished for name in parts_of(one.line)}
     return {
         public_part(name): _licence(name, revision) for name, revision in sorted(parts, key=str)
@@ -49,12 +49,12 @@ def licences_of(finished: Iterable[Finished]) -> dict[str, str]:
 
 
 def parts_of(line: Mapping[str, Any]) -> list[str]:
-    """The checkpoint of a resolved line, and its LoRA files."""
+    """Return the checkpoint of a resolved line, and its LoRA files."""
     return [str(line["model"]), *LORAS.names(LORAS.read(line.get("lora", "")))]
 
 
 def public_part(name: str) -> str:
-    """A checkpoint's or a LoRA's name without the folders above it."""
+    """Return a checkpoint's or a LoRA's name without its parent folders."""
     return name if is_hub_file(name) else public_model(name)
 
 
@@ -67,8 +67,10 @@ def _licence(name: str, revision: str | None) -> str:
 
 
 def refuse_forbidden(licences: Mapping[str, str], allowed: Collection[str]) -> dict[str, str]:
-    """Pass licences that permit training on outputs, or are allowed by name: those that needed it,
-    with the reason for which they would be refused. Raises UsageError.
+    """Pass licences that permit training on outputs, or are allowed by name.
+
+    Returns the ones that had to be allowed, with the reason for which they would be refused. Raises
+    UsageError.
     """
     reasons = {word: why for word in licences.values() if (why := find_reason(word))}
     names = {word.lower() for word in allowed}
@@ -86,7 +88,7 @@ def refuse_forbidden(licences: Mapping[str, str], allowed: Collection[str]) -> d
 
 
 def source_licence(result: Mapping[str, Any], default: str | None) -> str | None:
-    """The licence of a job's source pictures: in its metadata (`licence`), else `default`."""
+    """Return the licence of a job's sources: from its metadata (`licence`), else `default`."""
     metadata = result.get("metadata")
     own = metadata if isinstance(metadata, dict) else {}
     named = own.get("licence", own.get("license", default))

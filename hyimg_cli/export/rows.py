@@ -29,7 +29,7 @@ from hyimg_cli.spec import digest
 
 _NAMES = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test")}
 OTHER_SPLIT = "source in the other split"
-# Rejected for these reasons, a picture is not known to be worse than the accepted one.
+# A picture rejected for these reasons is not known to be worse than the accepted one.
 _NO_JUDGEMENT = ("not ", "duplicate of ", "failed", OTHER_SPLIT)
 # Fields of a result line that a row's record keeps.
 _KEPT = ("key", "warnings", "notes", "edit", "step_cache", "think_truncated", "cot_from")
@@ -54,8 +54,10 @@ class Row:
 
 @dataclass
 class Planned:
-    """The rows of a dataset, and what has none. `rejected`: lines of rejected.jsonl, each with its
-    reasons; `damaged`: files that are gone or changed, by the id of their picture.
+    """The rows of a dataset, and the results without one.
+
+    `rejected`: lines of rejected.jsonl, each with its reasons. `damaged`: missing or changed files,
+    by their picture's id.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -65,11 +67,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What one export was asked to do; `shards`: of each split, None for shards of about 64 MB.
+    """The options of one export. `shards`: per split; None for shards of about 64 MB.
 
-    Of its rows: `split`, shares such as `98/2` or `90/5/5`; whether rejected pictures become
-    preference pairs; the licence of sources whose lines name none; whether sources are left out.
-    Raises UsageError for other shares.
+    `split`: shares such as `98/2` or `90/5/5`. Also: whether rejected pictures become preference
+    pairs, the licence of sources whose lines have none, and whether sources are left out. Raises
+    UsageError for invalid shares.
     """
 
     runs: Sequence[Path]
@@ -91,7 +93,7 @@ class ExportRequest:
             raise UsageError(what, hint=hint, code="usage.split")
 
     def split_of(self, sha256: str) -> str:
-        """The split of a source or prompt, by its digest alone: more rows move none."""
+        """Return the split of a source or prompt, by its digest alone: adding rows moves none."""
         shares = [*map(int, self.split.split("/"))]
         place = int(sha256[:16], 16) % sum(shares)
         ends = (sum(shares[: n + 1]) for n in range(len(shares)))
@@ -101,9 +103,9 @@ class ExportRequest:
 def plan_rows(
     finished: Iterable[Finished], licences: Mapping[str, str], request: ExportRequest
 ) -> Planned:
-    """The rows of pictures, in their order; every file is read once for its digest.
+    """Return the rows of pictures, in their order; every file is read once for its digest.
 
-    Raises UsageError where source pictures have no licence.
+    Raises UsageError if source pictures have no licence.
     """
     planned, seen, unlicensed = Planned(), dict[str, str](), list[str]()
     picture = cache(_picture)
@@ -152,8 +154,9 @@ def plan_rows(
 def _columns_of(
     one: Finished, picture: Any, licences: Mapping[str, str], request: ExportRequest
 ) -> Columns:
-    """The columns of a picture. Raises OSError or SourceImageError where one of its files is gone,
-    changed, or not a picture.
+    """Return the columns of a picture.
+
+    Raises OSError or SourceImageError if one of its files is missing, changed, or not a picture.
     """
     line, result, output = one.line, one.result, outputs_of(one.result)[0]
     images, mask = line.get("images") or (), files_of_edit(result).get("mask")
@@ -189,7 +192,7 @@ def _columns_of(
 
 
 def _pairs(chosen: Sequence[Row], others: Sequence[Row]) -> Iterator[Row]:
-    """Preference pairs of a line: the best accepted picture and each that was judged worse."""
+    """Yield a line's preference pairs: the best accepted picture with each one judged worse."""
     if not chosen:
         return
     best = min(chosen, key=lambda row: row.columns["rank"] or len(chosen) + len(others))
@@ -204,11 +207,12 @@ def _pairs(chosen: Sequence[Row], others: Sequence[Row]) -> Iterator[Row]:
 
 
 def _picture(path: Path, sha256: str) -> Picture:
-    """A file, which must have this digest, or be a picture where that is empty. Raises OSError,
-    SourceImageError.
+    """Return a file that has this digest or, if that is empty, is a picture.
+
+    Raises OSError, SourceImageError.
     """
     if not sha256:
-        size_of(str(path))  # a line of a stranger's run may name any file of this machine
+        size_of(str(path))  # a line of an untrusted run may name any file of this machine
     suffix = path.suffix.lower().removeprefix(".")
     found = Picture.of(path, suffix if suffix.isascii() and suffix.isalnum() else "bin")
     if sha256 and found.sha256 != sha256:
@@ -217,5 +221,5 @@ def _picture(path: Path, sha256: str) -> Picture:
 
 
 def count_reasons(rejected: Iterable[Entry]) -> Counter[str]:
-    """How many were rejected for each kind of reason, without the values and names in it."""
+    """Count the rejected pictures by kind of reason, without the values and names in it."""
     return Counter(kind_of(reason) for one in rejected for reason in one["reasons"])

@@ -14,7 +14,7 @@ _CONFIGS = {place: config for config, place in FOLDERS.items()}
 
 
 class Verified(NamedTuple):
-    """A dataset's hash and rows as counted, and what differs from what it says: a line each."""
+    """A dataset's hash and rows as counted, and one line for each difference from dataset.json."""
 
     dataset_sha256: str
     rows: int
@@ -22,8 +22,10 @@ class Verified(NamedTuple):
 
 
 def verify(folder: Path) -> Verified:
-    """Read every file of a dataset but its card. Raises UsageError where the folder does not hold a
-    finished one, MachineError where pyarrow is needed and missing.
+    """Read every file of a dataset except its card.
+
+    Raises UsageError if the folder does not hold a finished dataset, MachineError if pyarrow is
+    needed and not installed.
     """
     info = read_info(folder)
     if not info or info.get("format") not in FORMATS:
@@ -45,7 +47,7 @@ def verify(folder: Path) -> Verified:
 
 
 def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]) -> Iterator[str]:
-    """What differs in a file; the digests of its rows are added to `hashes`."""
+    """Yield what differs in a file; the digests of its rows are added to `hashes`."""
     shard, before = SHARD_NAME.fullmatch(name), len(hashes)
     if not (shard or name == REJECTED) or not isinstance(known, dict):
         yield "not a file name of a dataset"

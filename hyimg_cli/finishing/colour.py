@@ -16,8 +16,8 @@ from hyimg_cli.finishing.planes import (
 )
 
 _STEP, _TUKEY, _TURNS = 4, 4.0, 8
-# As if so much of the picture had these colours, and they had not drifted: else a fit to some
-# colours makes up what becomes of all others.
+# Acts as if this much of the picture had these colours without drift: otherwise a fit to a few
+# colours would make up the others.
 _STILL = 0.02
 _ALL_COLOURS = np.stack(np.meshgrid(*[np.linspace(0, 255, 3)] * 3)).reshape(3, -1)
 _FIELD, _MOST_FIELD, _FIELD_AWAY = 1 / 8, 6.0, 8.0
@@ -96,12 +96,12 @@ def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) ->
 
 
 def _terms(levels: Plane) -> Plane:
-    """Levels [3, ...] and how far their curves rise between black and white: [6, ...]."""
+    """Return levels [3, ...] and the rise of their curves between black and white: [6, ...]."""
     return np.concatenate([levels, levels * (255 - levels) * (4 / 255)])
 
 
 def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, float]:
-    """Fit terms [6, N] and a bias to a channel of the reference, by Tukey's weights, shrunk."""
+    """Fit terms [6, N] and a bias to a reference channel, with Tukey's weights and shrinkage."""
     change, still = reference - drawn, _terms(_ALL_COLOURS)
     mixing, bias = np.zeros(len(terms)), float(np.median(change))
     for _ in range(_TURNS):

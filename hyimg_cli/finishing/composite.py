@@ -31,14 +31,16 @@ from hyimg_cli.finishing.planes import (
 )
 
 Bytes = NDArray[np.uint8]
-# A matte is whole so far from the mask, and falls to nothing over so many pixels more: at its edge,
-# and where the redraw still differs. Its edge is no narrower than that of a picture of this scale.
+# A matte is 1 up to this distance from the mask, and falls to 0 over this many more pixels: at its
+# edge, and where the redraw still differs. Its edge is at least as wide as for a picture of this
+# scale.
 _EDGE, _FEATHER, _LEAST_EDGE = (0.5, 2.0), (4.0, 12.0), 0.8
-# A difference of so much of the redraw's noise around, and of opponent levels, begins to count.
+# A difference counts from this multiple of the redraw's noise nearby, and from this many opponent
+# levels.
 _SIGMA, _QUIET, _OVER, _WHOLE, _LEAST = 1.5, 16.0, 2.0, 2.5, 1.5
 _LIKE, _SURE_LIKE, _MOST_DETAIL, _WINDOW = 0.6, 0.9, 1.25, 5.0
-# Gaps of an edit up to twice as wide get none of the source's fine structure that the redraw left
-# out: it may be what was to go.
+# Gaps in an edit up to twice this wide get none of the source's fine structure that the redraw left
+# out: the user may have wanted it removed.
 _GAP = 8.0
 _STRIP, _STRIP_REACH = 256, 8.0
 
@@ -85,7 +87,7 @@ def composite(
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
     reach = ceil(_STRIP_REACH / still.y.scale)
     for own_rows, columns in _strips(what.matte, still, source.shape[:2]):
-        # What is resized runs out at a border: so a strip is worked wider than it is kept.
+        # Resizing loses the border, so a strip is computed wider than it is kept.
         rows = max(0, own_rows[0] - reach), min(source.shape[0], own_rows[1] + reach)
         shape = rows[1] - rows[0], columns[1] - columns[0]
         box = _box(still, rows, columns)
@@ -156,7 +158,7 @@ def _detail(reference: Plane, drawn: Plane) -> Plane:
 def _strips(
     matte: Plane, still: Placement, size: tuple[int, int]
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Rows and columns of the source that the matte reaches, some rows at a time."""
+    """Yield rows and columns of the source that the matte reaches, some rows at a time."""
     if not matte.any():
         return
     spans = []
@@ -173,7 +175,7 @@ def _strips(
 def _box(
     still: Placement, rows: tuple[int, int], columns: tuple[int, int]
 ) -> tuple[float, float, float, float]:
-    """Left, top, right and bottom of a part of the source as parts of what was shown."""
+    """Return left, top, right and bottom of a part of the source as fractions of what was shown."""
     return tuple(
         min(1.0, max(0.0, axis.at(at[end]) / axis.drawn))
         for end in (0, 1)

@@ -28,13 +28,13 @@ from hyimg_cli.finishing.registration import Motion, registered
 from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, cie76, rim_of, structure_of
 
 _RIM = 3.0
-# A registration without the edit that says something else is believed.
+# A different registration without the edit is trusted.
 _MOVED_AGAIN = 0.1
-# Correlation of what is left of a picture that did not move.
+# The minimum correlation of the rest of a picture that did not move.
 _STILL_ALIKE = 0.9
-# A larger edit leaves too little to see a drift.
+# A larger edit leaves too little of the picture to measure a drift.
 _MOST_AREA = 0.7
-# Where what the user gave is a limit, so much around it may still be blended: nothing.
+# Pixels around a user's region that may still be blended, if the region is a limit: none.
 _LIMIT, _INSTEAD = "limit", "instead"
 
 
@@ -75,7 +75,7 @@ class Edit:
                 "the redraw differs from the source outside the edit, as after a change of style: "
                 "check the redraw"
             )
-        # A zoom that nothing tells of looks like another structure, and like nothing else.
+        # An undetermined zoom looks like other structure, and like nothing else.
         is_plain = is_global and not all(why.startswith("structure") for why in self.reasons)
         if not self.seen.is_sure and not is_plain:
             found.append(
@@ -86,7 +86,7 @@ class Edit:
     def to_json(self) -> dict[str, Any]:
         """Return the parts of a result line's `edit` that the redraw determines."""
         moved = zip(self.seen.zoom, self.seen.shift, self.mask.shape, strict=True)
-        # How far the middle of the picture moved, in pixels that were drawn.
+        # How far the middle of the picture moved, in drawn pixels.
         shift_px = hypot(*((zoom - 1) * side / 2 + shift for zoom, shift, side in moved))
         zoom = max((round(zoom - 1, 5) for zoom in self.seen.zoom), key=lambda by: abs(by))
         unseen = max(0.0, self.placement.unseen) if self.measures.moved else 0.0
@@ -142,7 +142,7 @@ def edit_of(
         mask = own if mode == _INSTEAD else edited & own
     is_limited = given is not None and (mode == _INSTEAD or bool((given <= 127).any()))
     if is_limited and reasons:
-        # Drift of a picture that is another one altogether is none.
+        # The drift of a completely different picture is none.
         drift, moved, light = unmoved(drift), motion.applied(m), np.zeros_like(light)
         # With `instead` the user decides, so no reasons are given.
         reasons = reasons if mode == _LIMIT else ()
@@ -209,7 +209,7 @@ def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
     if again.is_too_far(shape):
         return motion, too_far, rough
     if too_far is not None:
-        # What is alike by chance in a picture that was framed anew says so, too.
+        # Chance similarities in a reframed picture also say so.
         structure = structure_of(r, m, edited)
         if structure is not None and structure < _STILL_ALIKE:
             return motion, too_far, rough
@@ -247,7 +247,7 @@ def _measures(
 ) -> Measures:
     small = reduced(m, 2)
     plain = drift.undone(small) - small
-    # Without the blurred rim of the edit, which is of its colours.
+    # Without the edit's blurred rim, which has the edit's colours.
     edited = _wider(found.mask)
     taken = float(length(opponent(plain)).mean())
     return Measures(
@@ -268,7 +268,7 @@ def _lightness(levels: Plane) -> Plane:
 
 
 def _wider(mask: Mask) -> Mask:
-    """Return the mask grown over the blurred halo of an edit, which is no structure of the source.
+    """Return the mask grown over an edit's blurred halo, which is not structure of the source.
 
     With 4 pixels, 371 of 800 local edits on plain backgrounds counted as edits of the whole.
     """
@@ -286,7 +286,7 @@ def _apart(a: Motion, b: Motion, shape: tuple[int, ...]) -> float:
 
 
 def _distance(r: Plane, m: Plane, mask: Mask) -> tuple[float, float]:
-    """CIE 1976 between the redraw as it was drawn and the reference, outside the mask."""
+    """Return the CIE 1976 distance of the redraw as drawn from the reference, outside the mask."""
     outside = ~mask[::2, ::2]
     if not outside.any():
         return 0.0, 0.0

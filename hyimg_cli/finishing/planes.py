@@ -13,12 +13,13 @@ from PIL import Image
 from scipy import ndimage
 
 Pixels = NDArray[np.uint8]
-# Float32, and truths.
+# Float32 arrays, and boolean ones.
 Plane = np.ndarray
 Mask = np.ndarray
 # Lengths below are for a picture of about a megapixel.
 _AREA = 1024**2
-# Light is a gain of the levels and these: else black had none, and noise the most.
+# Light is a gain of the levels plus this offset: otherwise black would have no gain, and noise the
+# most.
 NEVER_DARK = 16.0
 # Y'CbCr of BT.709, by rows, scaled as described above.
 _OPPONENT = np.array(

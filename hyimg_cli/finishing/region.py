@@ -1,4 +1,4 @@
-"""Find where a redraw shows something else than its source.
+"""Find where a redraw shows something other than its source.
 
 A difference is compared with the noise of this redraw, `noise² = floor² + (shift · gradient)²`; the
 larger part of the picture gives the floor. Values that the reference has within a pixel do not
@@ -35,26 +35,26 @@ _SIGMAS = (1.0, 2.0, 4.0, 8.0)
 _STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
 _STRONG_Z, _WEAK_Z = 5.0, 2.5
 _QUANTILE = 0.4
-# So many pixels edges move, and by this part of them they are sharper: what that does not explain
-# is a weak difference, or a strong one.
+# Edges move by up to this many pixels, and get sharper by this fraction. A difference that this
+# does not explain is weak, or strong.
 _NEAR, _FAR = (1, 0.0), (2, 0.25)
 _LEAST_NOISE, _SHIFT = 0.7, 0.15
 _OPENING, _CLOSING = 1.0, 5.0
-# Below this a pixel is the whole width of a stroke.
+# Below this, a pixel is as wide as a stroke.
 _COARSE = 0.5
-# An edit goes on for so much where the very same place differs.
+# An edit is extended by this much where the same pixel differs.
 _GROWN = 3.0
-# By how much a blurred difference spills over what differs.
+# How far a blurred difference spreads beyond the pixels that differ.
 _SPILL = (0.0, 1.0, 2.0, 4.0)
 _STRONG_PIXELS, _STRONG_PART = 6, 0.04
 _LEAST_AREA, _LEAST_SOLID_AREA, _SOLID = 6e-4, 1.5e-4, 12.0
 _MOST_HOLE = 1e-3
-# Things that are so thin have no inside.
+# Things this thin have no inside.
 _THIN = 6.0
-# Light: a gain that is smooth over so much, and makes a difference of so much, at its ends of less.
-# What it leaves is at most so many times the usual noise, squared; and at the border, which is so
-# wide to either side, this part of what differs. Without a strong difference it is larger, and
-# stands out.
+# Light is a gain that is smooth over this sigma and makes at least this difference, less at its
+# ends. Its residual is at most this many times the usual noise, squared; at the border, which is
+# this wide to either side, at most this part of the difference. Without a strong difference, the
+# light must be larger and more distinct.
 _GAIN_SIGMA, _LIGHT, _LIGHT_END, _LIGHT_LEFT = 8.0, 2.5, 1.2, 4.0
 _BORDER, _BORDER_LEFT, _LEAST_LIGHT_AREA = 6.0, 0.7, 1e-2
 _LIGHT_ALONE, _LIGHT_ALONE_Z = 3.0, 4.0
@@ -130,10 +130,10 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
         floors.append(floor)
     kept = _components(weak, strong, sizes[2], scale)
     mask = kept & fine
-    # A removed object is as large as what it left, which within a pixel is no difference.
+    # A removed object is as large as its trace, which is within a pixel's range of the source.
     mask |= within(mask, max(1.5, _GROWN * scale)) & direct
     lit, light = _lights(kept, drawn, reference, usual, valid, scale)
-    # A light may hold many things of a style, which is to be seen as one.
+    # A light may contain many regions in the same style, which should count as one.
     regions = max(int(ndimage.label(one, np.ones((3, 3)))[1]) for one in (kept, kept | lit))
     mask |= lit
     mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
@@ -147,7 +147,7 @@ def _usual(size: np.ndarray) -> float:
 
 
 def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
-    """Connected parts of the weak differences that are strong enough somewhere."""
+    """Return connected parts of the weak differences that are strong enough somewhere."""
     opened = ndimage.binary_opening(weak, disc(_OPENING * scale)) if scale > _COARSE else weak
     labels, count = ndimage.label(
         closed(opened | strong, max(1.0, _CLOSING * scale)), np.ones((3, 3))
@@ -157,7 +157,7 @@ def _components(weak: Mask, strong: Mask, coarse: Plane, scale: float) -> Mask:
     area = np.bincount(labels.ravel(), minlength=count + 1)
     strength = np.bincount(labels[strong], minlength=count + 1)
     solid, inside = np.zeros(count + 1, coarse.dtype), labels > 0
-    # By numpy: scipy's own sorts the whole picture.
+    # With numpy: scipy's own function sorts the whole picture.
     np.maximum.at(solid, labels[inside], coarse[inside])
     least = np.where(solid > _SOLID, _LEAST_SOLID_AREA, _LEAST_AREA) * weak.size
     stays = (strength >= _STRONG_PIXELS) & (strength > _STRONG_PART * area) & (area >= least)
@@ -217,7 +217,7 @@ def _solid(mask: Mask, scale: float) -> Mask:
 
 
 def _filled(mask: Mask) -> Mask:
-    """Without holes that are small."""
+    """Fill small holes."""
     labels, count = ndimage.label(~mask)
     if not count:
         return mask

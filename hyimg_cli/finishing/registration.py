@@ -12,17 +12,17 @@ from hyimg_cli.finishing.planes import Mask, Plane, blurred, numbers, reduced
 
 _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826
 _LEVELS, _LEAST_SIDE, _STEPS, _STILL = (8, 4, 2, 1), 24, 12, 0.005
-# Beyond these the picture was framed anew.
+# Beyond these, the picture was reframed.
 _MOST_ZOOM, _MOST_SHIFT = 0.03, 0.02
-# Residuals of neighbours are alike: so many pixels count as one. Pixels of the drawn picture, on
-# the finest levels.
+# Residuals of neighbours are correlated: this many pixels count as one. In pixels of the drawn
+# picture, on the finest levels.
 _ALIKE, _UNSURE = 9.0, 0.1
-# Part of the slopes that both pictures have: below it they are noise.
+# The part of the slopes that both pictures share; below it they are noise.
 _ALIKE_SLOPES = 0.3
-# A zoom counts half. A place that is nearer may fit so much worse.
+# A zoom counts half. A closer place may fit worse by this factor.
 _ZOOM, _AS_GOOD = 0.5, 1.05
-# A picture is flat but for its edges where they differ by so much more; they are believed where
-# their motion leaves so little, up to a zoom and a shift that a model drifts by.
+# A picture is flat except for edges if these differ by this factor. The edges are trusted if their
+# motion leaves at most this part, up to a model's usual drift in zoom and shift.
 _EDGES, _EXPLAINED, _MOST_DRIFT = 12.0, 0.7, (0.015, 0.01)
 
 
@@ -71,7 +71,7 @@ class Motion:
         return np.asarray(self.zoom[axis] * centres + self.shift[axis], np.float32)
 
     def _moved(self, plane: Plane) -> Plane:
-        # Pillow gives nothing outside: a border of the last pixels goes round first.
+        # Pillow adds nothing outside, so a border of the last pixels is added first.
         pad = 2 + int(max(abs(_far(self, plane.shape))))
         wide = np.pad(plane, pad, mode="edge")
         (zoom_y, zoom_x), (y, x) = self.zoom, self.shift
@@ -90,16 +90,16 @@ def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motio
     the zoom if all structure is in one place.
     """
     if without is not None:
-        # Otherwise the edit's own halo, which the high-pass leaves, would be followed.
+        # Otherwise the halo of the edit itself, which the high-pass leaves, would be followed.
         return _refined(_levels(shown, np.where(without, shown, drawn), without), shown.shape)[0]
     levels = _levels(shown, drawn, None)
     motion, left = _refined(levels, shown.shape)
     if not levels or not levels[-1].is_flat_but_for_edges():
         return motion
-    # The flat part alone was believed: also try what the edges say, where it explains them.
+    # Only the flat part was trusted: also try the edges' motion, if it explains them.
     other, less = _refined(_levels(shown, drawn, np.zeros(shown.shape, bool)), shown.shape)
     motion = other if less < _EXPLAINED * left else motion
-    # A single object has moved rather than drifted so far.
+    # A single object has moved rather than drifted this far.
     is_drift = not motion.is_too_far(shown.shape, _MOST_DRIFT)
     return motion if is_drift or motion.is_too_far(shown.shape) else Motion(is_sure=False)
 
@@ -114,12 +114,12 @@ def _levels(shown: Plane, drawn: Plane, without: Mask | None) -> "list[_PyramidL
 
 
 def _refined(levels: "list[_PyramidLevel]", shape: tuple[int, ...]) -> tuple[Motion, float]:
-    """The motion by coarse levels first, and the difference that it leaves along edges."""
+    """Return the motion, coarse levels first, and the remaining difference along edges."""
     found, left, is_sure = np.zeros(4), 0.0, False
     for level in levels:
         start, (found, left, is_sure) = found, level.refined(found)
         if level is levels[-1] and np.abs(start / level.units).max() > 1:
-            # What repeats itself fits in many places: the nearest one counts.
+            # A repeating pattern fits in many places: the nearest one counts.
             nearest, least, _ = level.refined(np.zeros(4))
             found, left = (nearest, least) if least <= _AS_GOOD * left else (found, left)
     motion = _about(np.array(shape) / 2, found[:2], found[2:])
@@ -127,7 +127,7 @@ def _refined(levels: "list[_PyramidLevel]", shape: tuple[int, ...]) -> tuple[Mot
 
 
 def _about(centre: np.ndarray, zoom: np.ndarray, shift: np.ndarray) -> Motion:
-    """A zoom around `centre`, and then a shift."""
+    """Return a zoom around `centre`, followed by a shift."""
     moved = shift - zoom * centre
     return Motion((1 + float(zoom[0]), 1 + float(zoom[1])), (float(moved[0]), float(moved[1])))
 
@@ -173,7 +173,7 @@ class _PyramidLevel:
                 break
         told = self._equations(motion)
         values, ways = np.linalg.eigh(told.normal)
-        # Noise has slopes, too, but not the same ones in both.
+        # Noise has slopes too, but different ones in the two pictures.
         alike = np.diag(ways.T @ told.common @ ways) > _ALIKE_SLOPES * values
         ways = ways[:, alike & (_errors(values, told.noise) * min(self.by, 2) < _UNSURE)]
         is_sure = bool((np.square(ways[2:]).sum(1) > 0.5).all())
@@ -197,7 +197,7 @@ class _PyramidLevel:
         edges = inside * np.square(own[2:]).sum(0)
         left = float(edges @ np.abs(residual) / max(1e-6, float(edges.sum())))
         spread = float(np.median(np.abs(counted - np.median(counted))))
-        # What differs without the edit moved, though most of the picture be flat.
+        # Without the edit, what differs has moved, even if most of the picture is flat.
         level = max(0.3, _TUKEY * (max(spread, left) if self.has_edit else spread))
         weights = inside * np.square(np.clip(1 - np.square(residual / level), 0, None))
         noise = float(weights @ np.square(residual) / max(1e-6, float(weights.sum())))
@@ -230,7 +230,7 @@ def _errors(values: np.ndarray, noise: float) -> np.ndarray:
 
 def _slopes(plane: Plane) -> Plane:
     """Return each pixel's change per unit of each zoom and shift, [4, Y * X]."""
-    # A pixel's difference alone: over longer ones fine texture has no slope.
+    # The difference between adjacent pixels: over longer ones, fine texture has no slope.
     slopes = np.gradient(plane)
     zooms = [
         slope * (_ZOOM * (2 * np.arange(side) + 1 - side) / side).reshape((-1, 1)[:: 1 - 2 * axis])

@@ -10,8 +10,8 @@ from hyimg_cli.finishing.planes import Mask, Pixels, Plane, blurred, opponent, s
 
 Kind = Literal["local", "none", "global"]
 _MOST_DRIFT, _MOST_NOISE, _MOST_AREA, _MOST_RIM = 9.0, 5.0, 0.55, 0.6
-# Below this correlation less than half of the power outside is the source's; below that a redraw
-# may have a style of its own.
+# Below this correlation, less than half of the power outside comes from the source; below the
+# second value, a redraw may have a style of its own.
 _LEAST_STRUCTURE, _SURE_STRUCTURE = 0.7, 0.9
 _FLAT, _CHROMA, _LEAST_CHROMA = 1.0, (0.6, 1.5), 6.0
 _MOST_REGIONS = 30

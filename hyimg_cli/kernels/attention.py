@@ -32,7 +32,7 @@ def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
 
     q_1HTD = torch.empty(1, 8, 256, 128, dtype=dtype, device=device)
     k_1KSD = q_1HTD[:, :2]
-    # Its choice, not what could run: it passes over a cuDNN whose version is not sound.
+    # Ask what torch chooses, not what could run: it rejects cuDNN versions that are not sound.
     choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
     if choice != SDPBackend.CUDNN_ATTENTION.value:
         _LOG.warning(
@@ -58,7 +58,7 @@ def fused_attention(q_THD: Tensor, keys_KSD: Tensor, values_KSD: Tensor, is_caus
     lengths that are not multiples of 128), else flash. A bias goes to flash. So does a single
     query: cuDNN makes a plan for each new length, and every token of a text has a new one.
     """
-    # It brings the compiler of torch along, which takes longer than a small model's loading.
+    # This imports torch's compiler, which takes longer than loading a small model.
     from torch.nn.attention.bias import causal_lower_right
 
     queries, slots = q_THD.shape[0], keys_KSD.shape[1]

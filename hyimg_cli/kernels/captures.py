@@ -40,13 +40,13 @@ class GpuCapture:
         with torch.cuda.device(self._device), torch.no_grad():
             before = torch.cuda.current_stream()
             self._stream.wait_stream(before)
-            # Around torch's own context, which does not come back from a capture that was broken.
+            # Set outside torch's own context, which does not return after a broken capture.
             with torch.cuda.stream(self._stream):
                 compute()
                 with waits_are_errors():
                     compute()
                 graph = torch.cuda.CUDAGraph()
-                # A call that is forbidden in a capture is so in this thread alone.
+                # Calls that are forbidden in a capture are forbidden in this thread only.
                 inside = torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 )
@@ -74,11 +74,11 @@ class GpuCapture:
         device = torch.cuda.current_device()
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
         if end is not None:
-            # Raised where all is well: nothing is being allocated to the pool.
+            # Raised although nothing is wrong: nothing is being allocated to the pool.
             with suppress(RuntimeError):
                 end(device, self._pool)
         generator = torch.cuda.default_generators[device]
-        # A copy of its state is part of no capture.
+        # A copy of the state is not part of any capture.
         generator.graphsafe_set_state(generator.clone_state())
 
 
@@ -94,13 +94,13 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
 
 @contextmanager
 def waits_are_errors() -> Iterator[None]:
-    """Raise RuntimeError inside for a wait of the host for the device.
+    """Raise RuntimeError inside the block if the host waits for the device.
 
     Such as reading a value, or copying from memory that is not pinned.
     """
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # torch says once that it does not know every such call.
+        # torch warns once that it does not detect every such call.
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:

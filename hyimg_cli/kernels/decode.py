@@ -19,8 +19,8 @@ from hyimg_cli.kernels.experts import RoutedTokens
 from hyimg_cli.kernels.formats import BLOCK, Fp8Rows, Nf4Blocks, Stack, Stacks, levels_on
 
 _DENSE, _FP8, _NF4 = 0, 1, 2
-# Rows and columns of a program's tile, by format. One token has 1536 programs in the first kernel
-# and few in the second, whose rows are cut finer for it. NF4's columns are bytes, and looking up
+# Rows and columns of a program's tile, by format. One token has 1536 programs in the first kernel,
+# but few in the second, whose rows are therefore cut finer. NF4's columns are bytes, and looking up
 # two levels for each takes many registers.
 _HIDDEN = {_DENSE: (16, 256), _FP8: (16, 256), _NF4: (8, 128)}
 _MIXED = {_DENSE: (4, 1024), _FP8: (4, 1024), _NF4: (4, 256)}
@@ -56,7 +56,7 @@ def decode_experts(tokens: RoutedTokens, stacks: Stacks) -> Tensor:
 
 
 def _held(stack: Stack) -> tuple[int, Tensor, Tensor, Tensor]:
-    """The format, and its tensors: values, scales, levels; what a format lacks is never read."""
+    """Return the format and its tensors: values, scales, levels; missing ones are never read."""
     match stack:
         case Fp8Rows():
             return _FP8, stack.values_EOI, stack.scale_EO, stack.scale_EO

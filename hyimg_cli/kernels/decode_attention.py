@@ -4,10 +4,10 @@
     partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads
     joined [R, H]        the runs of a row, weighted by their sums
 
-The kernels find a row's K/V by a pointer and its length in tables on the device, so a CUDA
-graph of them serves buffers of any length: only the tables change between replays. The plain
-twin takes the same call and the same lengths, and finds K/V as tensors. No atomics, and a row's
-runs depend on its own length alone. Block sizes are first guesses: no GPU has measured them yet.
+The kernels find a row's K/V by a pointer and its length in tables on the device, so a CUDA graph of
+them serves buffers of any length: only the tables change between replays. The plain twin takes the
+same call and the same lengths, and finds K/V as tensors. No atomics, and a row's runs depend on its
+own length alone. Block sizes are estimated, not measured.
 """
 
 # Legend: R row (a job that writes), H query head, K kv head, D head width, S slot, N run of slots
@@ -41,7 +41,7 @@ DecodeAttention = Callable[[Tensor, Tensor, Tensor, Rows], Tensor]
 
 
 def decode_attention(device: torch.device) -> DecodeAttention:
-    """The kernels on a GPU, their twin on a CPU; asked once, when the model is built.
+    """Return the kernels on a GPU, their twin on a CPU; called once, when the model is built.
 
     Triton must be installed for a GPU.
     """
@@ -62,7 +62,7 @@ def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Ten
         slot_1 = rows.length_R[row : row + 1]
         keys_KSD.index_copy_(1, slot_1, k_RKD[row][:, None].to(keys_KSD.dtype))
         values_KSD.index_copy_(1, slot_1, v_RKD[row][:, None].to(values_KSD.dtype))
-        # A hidden slot was never written and may hold NaN.
+        # A masked slot was never written and may hold NaN.
         is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
         hidden_S1 = is_hidden_S[:, None]
         keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))

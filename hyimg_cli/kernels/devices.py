@@ -7,7 +7,7 @@ from timeit import repeat
 
 import torch
 
-# What is copied to measure a link, and how often.
+# The size and number of the copies that measure a link.
 _TRIAL_BYTES, _TRIALS = 1 << 28, 3
 
 
@@ -33,8 +33,8 @@ def peak_memory_mb(devices: Iterable[torch.device]) -> float:
 
 
 def measure_link(gpu: torch.device) -> float:
-    """Measure bytes a second to a GPU by a few copies of locked memory."""
+    """Return the bytes per second to a GPU, measured by a few copies of locked memory."""
     host = torch.empty(_TRIAL_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty_like(host, device=gpu)
-    # A copy that blocks: it ends when all of it is there.
+    # A blocking copy: it returns when all bytes have arrived.
     return _TRIAL_BYTES / min(repeat(lambda: there.copy_(host), number=1, repeat=_TRIALS))

@@ -44,11 +44,12 @@ from hyimg_cli.kernels.rows import group_multiple, pad_rows
 from hyimg_cli.settings.run import Quantization
 
 Capability = tuple[int, int]
-# Each row reads its experts anew: near here reading them once for all rows is as fast. Of quantised
-# ones that are made dense first, all 64 experts' bytes are moved eight or nine times for a product.
+# Each row reads its experts anew; from about this count, reading them once for all rows is as fast.
+# Quantized experts are unpacked first, which moves all 64 experts' bytes eight or nine times per
+# product.
 MOST_FEW_ROWS, MOST_FEW_QUANTISED = 10, 64
 ANY_ROWS = sys.maxsize
-# Rows of a tile of a grouped product in FP8.
+# Rows in a tile of a grouped FP8 product.
 _TILE = 16
 
 
@@ -109,7 +110,7 @@ def experts_of(stacks: Stacks) -> Experts:
 
 def most_few_rows(capability: Capability, form: Quantization) -> int:
     """Return the row count up to which each row reads its own experts on such a GPU; may be 0."""
-    # Older GPUs have no instructions for e4m3, and Triton no way around it.
+    # Older GPUs have no instructions for e4m3, and Triton cannot emulate them.
     if not has_triton() or (form == "fp8" and capability < (8, 9)):
         return 0
     is_made_dense = form == "nf4" or (form == "fp8" and not takes_scaled(capability))
@@ -165,21 +166,21 @@ def plain_experts(
     return add_onto(tokens.onto_TM, weighted_TKM.sum(dim=1))
 
 
-# The plain twin of a product in FP8: the rows that enter one are rounded to e4m3 as well.
+# The plain twin of an FP8 product: the rows that enter one are rounded to e4m3 too.
 plain_scaled_experts = partial(plain_experts, enter=round_to_fp8)
 
 
 def routed_experts(
     tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN, group_rows: int = 1
 ) -> Tensor:
-    """Weighted sum of each token's chosen experts, [T, M]: `down(up * silu(gate))` each.
+    """Return the weighted sum [T, M] of each token's chosen experts: `down(up * silu(gate))`.
 
-    A quantised stack is made dense for its product, one of the two at a time. Needs a dtype that
-    `torch.nn.functional.grouped_mm` knows on the device.
+    A quantized stack is unpacked for its product, one of the two at a time. Needs a dtype that
+    `torch.nn.functional.grouped_mm` supports on the device.
     """
     (gate_and_up, down), x_TM = stacks, tokens.x_TM
     to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], group_rows)
-    # What a product takes is freed before the next one: rows of all choices are large.
+    # A product's inputs are freed before the next one: the rows of all choices are large.
     hidden_RI = around.swiglu(
         F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
     )
@@ -188,11 +189,11 @@ def routed_experts(
 
 
 def scaled_experts(tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN) -> Tensor:
-    """Return the same with both factors of both products in e4m3, one scale per row."""
+    """Return the same sum with both factors of both products in e4m3, one scale per row."""
     gate_and_up, down = stacks
     to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
     values_TM, scale_T = around.to_fp8(tokens.x_TM)
-    # Bytes are gathered: not every kind of 8-bit float can be indexed.
+    # Bytes are gathered, because not every 8-bit float type can be indexed.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
     del values_RM

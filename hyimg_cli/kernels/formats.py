@@ -69,7 +69,7 @@ class QuantizedStack(nn.Module):
 
     def on(self, device: torch.device) -> Self:
         """Return an empty stack like this one on `device`."""
-        # By `empty_like` the meta device would have torch import its compiler.
+        # With `empty_like`, the meta device would have torch import its compiler.
         return self.transform(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device))
 
     def one(self, expert: int, dtype: torch.dtype) -> Tensor:
@@ -171,7 +171,7 @@ def dense(stack: Stack, dtype: torch.dtype) -> Tensor:
 
 @cache
 def levels_on(device: torch.device) -> Tensor:
-    """The sixteen levels on a device, copied there once: a copy would make each product wait."""
+    """Return the sixteen levels on a device; copied once, or each product would wait for a copy."""
     return torch.tensor(LEVELS, device=device)
 
 
@@ -187,19 +187,20 @@ def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Undo `quantize_rows` as far as e4m3 allows; in float32, then cast."""
-    # Every e4m3 is one of `dtype` as well: the product alone is of float32, and takes their place.
+    # Every e4m3 value is exact in `dtype` too: only the product is in float32, and is stored in
+    # place.
     return values.to(dtype).mul_(scale[..., None])
 
 
 def round_to_fp8(rows: Tensor) -> Tensor:
-    """Rows as e4m3 and a scale for each hold them, in their own dtype."""
+    """Return rows as e4m3 and one scale each represent them, in their own dtype."""
     return dequantize_rows(*quantize_rows(rows), rows.dtype)
 
 
 def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Packed indices [n / 2] of the nearest levels, and each block's largest value [n / 64].
+    """Return packed indices [n / 2] of the nearest levels, and each block's maximum [n / 64].
 
-    Off by at most 0.1520 of a block's largest value: half the widest gap between levels.
+    The error is at most 0.1520 of a block's largest value: half the widest gap between levels.
     """
     blocks_BW = weight.float().reshape(-1, BLOCK)
     absmax_B = blocks_BW.abs().amax(dim=1)
@@ -209,12 +210,12 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(share: Tensor) -> Tensor:
-    """Which of the levels is nearest to each value."""
+    """Return the index of the level nearest to each value."""
     levels = levels_on(share.device)
     borders = (levels[1:] + levels[:-1]) / 2
     if share.device.type != "cpu":
         return torch.bucketize(share, borders, out_int32=True)
-    # In floats a CPU compares many at a time: six times as fast.
+    # As floats, a CPU compares many at a time: six times as fast.
     index, is_above = torch.zeros_like(share), torch.empty_like(share)
     for border in borders:
         index += torch.gt(share, border, out=is_above)
@@ -231,12 +232,12 @@ def dequantize_nf4(packed: Tensor, absmax: Tensor, dtype: torch.dtype) -> Tensor
 
 def by_bitsandbytes(stack: Nf4Blocks, dtype: torch.dtype) -> Tensor:
     """Unpack all matrices [E, O, I] with bitsandbytes' kernel."""
-    # Looked for when the model is built; here it is known to be there.
+    # Checked when the model was built; here it is known to be installed.
     from bitsandbytes import functional
 
     state = functional.QuantState(
         absmax=stack.absmax_EB.flatten(),
-        # A block a row: its kernel for CPUs begins a block anew with each.
+        # One block per row: its CPU kernel starts a new block with each row.
         shape=torch.Size((stack.absmax_EB.numel(), BLOCK)),
         code=levels_on(stack.device),
         blocksize=BLOCK,

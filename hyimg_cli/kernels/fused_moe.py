@@ -7,8 +7,8 @@
     scatter   program (block of choices)   each choice to its row, after the earlier ones
 
 The result is that of a stable sort, to the last number. Nothing is read on the host. Block sizes
-are first guesses: no GPU has measured them yet. Counts are never compiled in: another number of
-tokens needs no new kernel. Under TRITON_INTERPRET=1 the same code runs on a CPU.
+are estimated, not measured. Counts are never compiled in: another number of tokens needs no new
+kernel. Under TRITON_INTERPRET=1 the same code runs on a CPU.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert, I inner width, R sorted row,
@@ -116,7 +116,7 @@ def _scatter(  # type: ignore[no-untyped-def]
     choice = block * BLOCK + tl.arange(0, BLOCK)
     expert = tl.arange(0, HELD)
     is_choice, is_expert = choice < choices, expert < EXPERTS
-    # Few experts: every program adds up anew where their rows start.
+    # With few experts, every program sums up anew where their rows start.
     count = tl.load(total + expert, mask=is_expert, other=0)
     padded = (count + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
     end = tl.cumsum(padded, axis=0)
@@ -158,7 +158,7 @@ def _quantize(  # type: ignore[no-untyped-def]
         x = up * gate * tl.sigmoid(gate)
     else:
         x = tl.load(rows + row * width + column, mask=is_inside, other=0.0).to(tl.float32)
-    # The smallest normal float32: a row of zeros has a scale, too.
+    # The smallest normal float32: a row of zeros has a scale too.
     own = tl.maximum(tl.max(tl.abs(x), axis=0) / LARGEST, 1.1754943508222875e-38)
     share = tl.minimum(tl.maximum(x / own, -LARGEST), LARGEST)
     tl.store(values + row * width + column, share.to(values.dtype.element_ty), mask=is_inside)

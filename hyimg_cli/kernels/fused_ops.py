@@ -5,10 +5,10 @@
     logits, chosen    few rows: dot products by (token, expert), then the best of each row
     routed   program (tokens)    many rows: the router's product and the best of each row at once
 
-The roundings of `PlainOps`, in its order; sums are added in another order. The router's
-many rows are multiplied in their own dtype, the float32 weights split into three parts of it:
-products are exact and sums in float32, without a copy of the rows. A row's bits do not depend on
-the other rows, be they few or many. Block sizes are first guesses: no GPU has measured them.
+The roundings of `PlainOps`, in its order; sums are added in another order. The router's many rows
+are multiplied in their own dtype, the float32 weights split into three parts of it: products are
+exact and sums in float32, without a copy of the rows. A row's bits do not depend on the other rows,
+be they few or many. Block sizes are estimated, not measured.
 """
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
@@ -22,8 +22,8 @@ from hyimg_cli.kernels.fused_moe import FusedMoeOps
 from hyimg_cli.kernels.ops import Pair
 
 _ROWS, _COLUMNS, _FEW_COLUMNS = 64, 64, 2048
-# Up to here one program would take all rows at once, and every other multiprocessor would idle:
-# reckoned, programs by (token, expert) are done sooner.
+# Up to here, one program would take all rows, and the other multiprocessors would be idle; by
+# estimate, programs per (token, expert) finish sooner.
 FEW_ROWS = _ROWS
 _CHOSEN_ROWS = 16
 
@@ -77,7 +77,7 @@ class FusedOps(FusedMoeOps):
             "CHOSEN": best,
             "SLOTS": triton.next_power_of_2(best),
         }
-        # No part of a float32 is exact: its rows are multiplied one by one, however many.
+        # A float32 cannot be split into exact parts, so its rows are multiplied one by one.
         if tokens > FEW_ROWS and x_TM.dtype != torch.float32:
             _routed[(triton.cdiv(tokens, _ROWS),)](
                 x_TM, weight_EM, logits_TE, weight_TK, index_TK, tokens, **sizes,
@@ -170,7 +170,10 @@ def _best(  # type: ignore[no-untyped-def]
     EXPERTS: tl.constexpr, HELD: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Softmax of [ROWS, HELD] logits, the best of each row, renormalised; the first of equals."""
+    """Return the softmax of [ROWS, HELD] logits, renormalised over each row's best experts.
+
+    Of equal logits, the first one is chosen.
+    """
     expert = tl.arange(0, HELD)[None, :]
     slot = tl.arange(0, SLOTS)[None, :]
     logits = tl.where(expert < EXPERTS, logits, -float("inf"))
@@ -178,12 +181,12 @@ def _best(  # type: ignore[no-untyped-def]
     share = share / tl.sum(share, axis=1)[:, None]
     shares = tl.zeros((ROWS, SLOTS), tl.float32)
     places = tl.zeros((ROWS, SLOTS), tl.int32)
-    # Padding sorts after experts that have no share at all.
+    # Padding sorts after experts without any share.
     share = tl.where(expert < EXPERTS, share, -1.0)
     for choice in tl.static_range(CHOSEN):
         largest = tl.max(share, axis=1)[:, None]
         place = tl.min(tl.where(share == largest, expert, HELD), axis=1)[:, None]
-        # Rows of NaN have no maximum: their choice must still be an expert.
+        # Rows of NaN have no maximum, but their choice must still be a valid expert.
         place = tl.minimum(place, EXPERTS - 1)
         shares = tl.where(slot == choice, largest, shares)
         places = tl.where(slot == choice, place, places)
@@ -225,7 +228,7 @@ def _routed(  # type: ignore[no-untyped-def]
         own = tl.load(x + at, mask=is_row & is_column[None, :], other=0.0)
         at = expert[None, :] * WIDTH + column[:, None]
         tile = tl.load(router + at, mask=is_expert[None, :] & is_column[:, None], other=0.0)
-        # Three times eight bits of a bfloat16 hold all of a float32; the small parts first.
+        # Three bfloat16 of eight bits hold a whole float32; the small parts first.
         high = tile.to(own.dtype)
         rest = tile - high.to(tl.float32)
         middle = rest.to(own.dtype)

@@ -8,8 +8,8 @@
 Resident experts fill the slots that the device has memory for, equally many of each layer. A step
 that chooses more experts over all layers than there are slots leaves the slots unchanged: if they
 were used in turn, each expert would be evicted before its layer's next turn. Rows that are decoded
-together share the fetched experts. The kernels are those of experts on the device, with a slot's
-number in place of an expert's, and no bit depends on an expert's location.
+together share the fetched experts. The kernels are the same as for experts on the device, with a
+slot's number in place of an expert's, and no bit depends on an expert's location.
 """
 
 # Legend: T token, M model width, K chosen expert, E expert
@@ -29,7 +29,8 @@ from hyimg_cli.kernels.formats import Stacks
 from hyimg_cli.kernels.transfer import to_device
 
 logger = logging.getLogger(__name__)
-# Up to here the chosen experts are fetched one by one: with more rows nearly all are chosen.
+# Up to this many rows, the chosen experts are fetched one by one: with more rows, nearly all are
+# chosen.
 MOST_ROUTED_ROWS = 64
 
 
@@ -45,7 +46,7 @@ class ExpertCache:
         """Return a slot for each distinct `wanted` key, and the indices of the missing ones."""
         assert len(wanted) <= self.count, "what is wanted together fits together"
         missing = [number for number, key in enumerate(wanted) if key not in self._slots]
-        for key in wanted:  # none of them leaves for another
+        for key in wanted:  # none of them is evicted for another
             if key in self._slots:
                 self._slots.move_to_end(key)
         for number in missing:
@@ -69,7 +70,7 @@ class ExpertCache:
 
 @dataclass
 class StagingBuffer:
-    """Memory for a whole layer on the device, the layer that is there, and its computation."""
+    """Memory on the device for a whole layer, the layer in it, and that layer's computation."""
 
     stacks: Stacks
     compute: Experts
@@ -81,7 +82,7 @@ class OffloadedExperts:
     """All layers' experts. `fetched`: matrices that came over the link so far."""
 
     def __init__(self, layers: Sequence[Stacks], device: torch.device, resident_bytes: int) -> None:
-        """`layers`: both stacks of each, in main memory, all of one shape.
+        """Hold all layers' experts; `layers` has both stacks of each, in main memory, of one shape.
 
         `resident_bytes`: device memory for experts, in addition to the two buffers.
         """
@@ -90,7 +91,7 @@ class OffloadedExperts:
         self.expert_bytes = sum(part.nbytes for part in _parts(layers[0])) // self.count
 
         def empty(count: int) -> Stacks:
-            """Stacks of `count` experts on the device, in the form of the layers'."""
+            """Return stacks of `count` experts on the device, in the form of the layers'."""
             return _remake(
                 layers[0], lambda part: part.new_zeros(count, *part.shape[1:], device=device)
             )
@@ -109,8 +110,9 @@ class OffloadedExperts:
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._link is not None:
             pinned = _pin(layers, device)
-            # The last layer has begun a copy of the first. It ends before its buffers are another
-            # model's memory, and memory is unlocked before the system has it back.
+            # The last layer has started a copy of the first. The copy must end before its buffers
+            # become another model's memory, and memory must be unlocked before the system gets it
+            # back.
             weakref.finalize(self, _let_go, self._link, pinned).atexit = False
 
     def of_layer(self, layer: int) -> Experts:
@@ -124,7 +126,7 @@ class OffloadedExperts:
             if self._reads_chosen and len(chosen) * len(self._layers) <= self.cache.count:
                 slots, missing = self.cache.place([(layer, expert) for expert in chosen])
                 if missing:
-                    self._wait_for_link()  # it may be copying what is resident into a room
+                    self._wait_for_link()  # it may be copying the resident experts into a room
                 for number in missing:
                     self._fetch(layer, chosen[number], self._pool, slots[number])
                 slot_TK = self._numbers(chosen, slots)[index_TK]
@@ -134,7 +136,7 @@ class OffloadedExperts:
                 return self._partly(layer, chosen)(replace(tokens, index_TK=place_TK))
         staging = self._begin(layer, None)
         if staging.is_there is not None:
-            # Now, or as soon as the work before it is done.
+            # Now, or once the work before it is done.
             torch.cuda.current_stream(self._device).wait_event(staging.is_there)
         self._begin((layer + 1) % len(self._layers), staging)
         out_TM = staging.compute(tokens)
@@ -142,7 +144,7 @@ class OffloadedExperts:
         return out_TM
 
     def _numbers(self, chosen: Sequence[int], places: Sequence[int]) -> Tensor:
-        """The place of each chosen expert, by its number, [E]."""
+        """Return the place of each chosen expert, by its number, [E]."""
         place_of = dict(zip(chosen, places, strict=True))
         return to_device([place_of.get(expert, 0) for expert in range(self.count)], self._device)
 
@@ -167,7 +169,7 @@ class OffloadedExperts:
             torch.cuda.current_stream(self._device).wait_stream(self._link)
 
     def _begin(self, layer: int, busy: StagingBuffer | None) -> StagingBuffer:
-        """The staging buffer that the layer is in, or on its way to: one that is not `busy`."""
+        """Return the staging buffer that holds or will hold the layer: one that is not `busy`."""
         there = [staging for staging in self._staging if staging.layer == layer]
         free = [staging for staging in self._staging if staging is not busy]
         staging = (there or free)[0]
@@ -177,7 +179,7 @@ class OffloadedExperts:
         if self._link is None:
             self._fill(staging, layer, range(self.count))
             return staging
-        # Of what is resident, and of the buffer, the stream that computes has the last use.
+        # The computing stream is the last to use the resident experts and the buffer.
         self._link.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._link):
             self._fill(staging, layer, range(self.count))
@@ -185,7 +187,7 @@ class OffloadedExperts:
         return staging
 
     def _fill(self, staging: StagingBuffer, layer: int, experts: Sequence[int]) -> None:
-        """Experts of a layer side by side into a staging buffer, by slots or over the link."""
+        """Copy a layer's experts side by side into a staging buffer, by slots or over the link."""
         for place, expert in enumerate(experts):
             slot = self.cache.slot_of((layer, expert))
             if slot is None:
@@ -194,8 +196,11 @@ class OffloadedExperts:
                 _copy(self._pool, slot, staging.stacks, place)
 
     def _fill_free_slots(self, staging: StagingBuffer, layer: int, experts: Sequence[int]) -> None:
-        """Fill slots that are still free from a staging buffer: who never decodes keeps some too.
-        Each layer has its share, or the link would rest for some and be waited for by others.
+        """Fill free slots from a staging buffer, so that a model that never decodes also keeps
+        some.
+
+        Each layer gets its share; otherwise the link would be idle for some layers and a bottleneck
+        for others.
         """
         share = -(-self.cache.count // len(self._layers))
         for place, expert in enumerate(experts):
@@ -209,7 +214,7 @@ class OffloadedExperts:
 
 
 def _parts(stacks: Stacks) -> list[Tensor]:
-    """Every tensor of both stacks."""
+    """Return every tensor of both stacks."""
     parts: list[Tensor] = []
     for stack in stacks:
         parts += [stack] if isinstance(stack, Tensor) else stack.tensors
@@ -217,7 +222,7 @@ def _parts(stacks: Stacks) -> list[Tensor]:
 
 
 def _remake(stacks: Stacks, change: Callable[[Tensor], Tensor]) -> Stacks:
-    """Stacks of the same form with other tensors."""
+    """Return stacks of the same form with other tensors."""
     gate_and_up, down = (
         change(stack) if isinstance(stack, Tensor) else stack.transform(change) for stack in stacks
     )
@@ -236,7 +241,7 @@ def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
         if part.is_pinned():
             continue
         if int(runtime.cudaHostRegister(part.data_ptr(), part.nbytes, 0)):
-            with suppress(RuntimeError):  # or the next kernel would raise what was refused here
+            with suppress(RuntimeError):  # otherwise the next kernel would raise this call's error
                 torch.zeros(1, device=device)
             logger.warning(
                 "the memory of the experts cannot be locked (see ulimit -l): copies to the GPU are "
@@ -248,7 +253,7 @@ def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
 
 
 def _let_go(link: torch.cuda.Stream, pinned: Sequence[int]) -> None:
-    """Wait for the copies on their way, then unlock what they came from."""
+    """Wait for pending copies, then unlock their sources."""
     link.synchronize()
     for pointer in pinned:
         torch.cuda.cudart().cudaHostUnregister(pointer)

@@ -47,17 +47,18 @@ class PlainOps:
         return weight_M * wide.to(x_TM.dtype)
 
     def added_norm(self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float) -> Pair:
-        """`x + more`, and the norm of it."""
+        """Return `x + more`, and its norm."""
         sum_TM = x_TM + more_TM
         return sum_TM, self.norm(sum_TM, weight_M, eps)
 
     def heads(
         self, fused_TKGD: Tensor, angles: Pair, weights: Pair, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, H, D], keys and values [T, K, D] of fused rows, per kv head: q, q, .., k, v.
+        """Split fused rows into queries [T, H, D] and keys and values [T, K, D].
 
-        Queries and keys are turned by their tokens' angles (cosines and sines [T, D], float32),
-        then normed, each kind with its weight [D]; all in float32. Values are as they were.
+        A row has, per kv head: q, q, .., k, v. Queries and keys are rotated by their tokens' angles
+        (cosines and sines [T, D], float32), then normed, each with its own weight [D]; all in
+        float32. Values are unchanged.
         """
         q, k, v_TKD = fused_TKGD.split([fused_TKGD.shape[2] - 2, 1, 1], dim=-2)
         # Rotation first, then the norm; both in float32.
@@ -67,15 +68,15 @@ class PlainOps:
         return q_THD.to(dtype), k_TKD.to(dtype), v_TKD.squeeze(-2)
 
     def swiglu(self, rows_T2I: Tensor) -> Tensor:
-        """`up * silu(gate)` [T, I] of rows that hold `up` in their first half."""
+        """Return `up * silu(gate)` [T, I] of rows that hold `up` in their first half."""
         up, gate = rows_T2I.chunk(2, dim=-1)
         return up * F.silu(gate)
 
     def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [T, E] in float32, and the `best` experts' weights and indices [T, K].
+        """Return logits [T, E] in float32, and the `best` experts' weights and indices [T, K].
 
-        Softmax over all experts, then the best, then renormalised to one; the weights come in the
-        dtype of `x`.
+        Softmax over all experts, then the best ones, renormalised to a sum of one; the weights have
+        the dtype of `x`.
         """
         with torch.autocast(x_TM.device.type, enabled=False):
             logits_TE = F.linear(x_TM.float(), weight_EM)
@@ -84,7 +85,7 @@ class PlainOps:
         return logits_TE, weight_TK.to(x_TM.dtype), index_TK
 
     def align_block_size(self, index_TK: Tensor, experts: int, block_size: int = 1) -> Permutation:
-        """The choices sorted by expert, each group starting at a multiple of `block_size`.
+        """Sort the choices by expert; each group starts at a multiple of `block_size`.
 
         Rows between groups hold token 0; no choice points at them.
         """
@@ -110,7 +111,7 @@ class PlainOps:
         return add_onto(onto_TM, (rows_RM[row_TK] * weight_TK[..., None]).sum(dim=1))
 
     def to_fp8(self, rows: Tensor, *, is_swiglu: bool = False) -> tuple[Tensor, Tensor]:
-        """Rows in e4m3, and a float32 scale for each; `is_swiglu`: their SwiGLU instead."""
+        """Return rows in e4m3 with a float32 scale each; `is_swiglu`: of their SwiGLU instead."""
         return quantize_rows(self.swiglu(rows.float()) if is_swiglu else rows)
 
 
@@ -149,7 +150,7 @@ def sorted_rows(choices: int, experts: int, block_size: int) -> int:
 
 
 def add_onto(onto_TM: Tensor | None, mixed_TM: Tensor) -> Tensor:
-    """`onto + mixed`, or what was mixed alone."""
+    """Return `onto + mixed`, or only `mixed` if there is no `onto`."""
     return mixed_TM if onto_TM is None else onto_TM + mixed_TM
 
 

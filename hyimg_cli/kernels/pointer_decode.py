@@ -13,9 +13,9 @@ from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, Rows
 
 
 def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
-    """Attention output [R, H, D] of one token a row: see `plain_decode`, its twin.
+    """Return the attention [R, H, D] of one token a row: see `plain_decode`, its twin.
 
-    K/V in memory have the dtype of `k`; head width is a power of two.
+    K/V in memory have the dtype of `k`; the head width is a power of two.
     """
     (count, heads, width), kv_heads = q_RHD.shape, k_RKD.shape[1]
     assert width & (width - 1) == 0, "a head's width is a power of two"
@@ -30,7 +30,7 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> T
     sums = q_RHD.new_empty(count, heads, RUNS, width, dtype=torch.float32)
     ends = q_RHD.new_empty(2, count, heads, RUNS, dtype=torch.float32)
     group = heads // kv_heads
-    # A matrix product of Triton has at least 16 rows; query heads of one kv head are fewer.
+    # A matrix product in Triton has at least 16 rows, and a kv head has fewer query heads.
     held = max(16, triton.next_power_of_2(group))
     _partial[(count, kv_heads, RUNS)](
         q_RHD, k_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
@@ -69,7 +69,10 @@ def _partial(  # type: ignore[no-untyped-def]
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
     RUNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One run of a row's slots for the query heads of one kv head; an empty run weighs nothing."""
+    """Attend to one run of a row's slots with one kv head's query heads.
+
+    An empty run has no weight.
+    """
     row, head, run = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     count = tl.load(length + row) + 1
     share = tl.cdiv(tl.cdiv(count, RUNS), BLOCK) * BLOCK
@@ -115,7 +118,7 @@ def _joined(  # type: ignore[no-untyped-def]
     pair = tl.program_id(0) * HEADS + tl.program_id(1)
     run, column = tl.arange(0, RUNS), tl.arange(0, WIDTH)
     best = tl.load(largest + pair * RUNS + run)
-    # The first run always has a slot: the new token's, at least.
+    # The first run always has a slot: at least the new token's.
     share = tl.exp(best - tl.max(best, axis=0))
     total = tl.sum(share * tl.load(weight + pair * RUNS + run), axis=0)
     tile = tl.load(sums + (pair * RUNS + run)[:, None] * WIDTH + column[None, :])

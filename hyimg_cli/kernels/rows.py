@@ -1,8 +1,8 @@
 """Find row counts at which the rows of a matrix product do not depend on each other.
 
-CPU libraries take another kernel for one, two or three left-over rows, and so another order of
-additions. Products whose row count is a multiple of four came out equal to the bit for every count,
-in MKL with one and two threads; other machines are measured when a model is loaded.
+CPU libraries use another kernel, with another order of additions, for one, two or three left-over
+rows. In MKL with one and two threads, products whose row count is a multiple of four were equal to
+the bit for every count; other machines are measured when a model is loaded.
 """
 
 from functools import lru_cache

@@ -20,7 +20,7 @@ def sent(host: Tensor, device: torch.device) -> Tensor:
     """Return a tensor of main memory on `device`."""
     if device.type != "cuda":
         return host.to(device)
-    # From pageable memory the host would wait for the device's queue.
+    # From pageable memory, the host would wait for the device's queue.
     return host.pin_memory().to(device, non_blocking=True)
 
 

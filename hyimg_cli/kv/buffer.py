@@ -63,13 +63,13 @@ class Slice:
 
 
 def _to_host(rows: Tensor) -> Tensor:
-    """Into pinned memory a copy is queued, and not there yet."""
+    """Copies into pinned memory are queued, and not complete yet."""
     host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
     return host.copy_(rows, non_blocking=rows.is_cuda)
 
 
 def _sent(rows: Tensor, device: torch.device) -> Tensor:
-    # To the host only with waiting: a copy there is read at once.
+    # Copies to the host must be waited for, because they are read at once.
     return rows.to(device, copy=True, non_blocking=device.type == "cuda")
 
 
@@ -94,7 +94,7 @@ class Buffer:
         self.values_HSD = [room(device) for device in devices]
         self.capacity = capacity
         self.length = 0
-        # Those in the same memory, and what this one has there that another may write over.
+        # Buffers in the same memory, and this one's rows there that another may overwrite.
         self._in_here: list[ref[Buffer]] = [ref(self)]
         self._own: tuple[int, Slice] | None = None
 

@@ -44,7 +44,7 @@ class Call(NamedTuple):
     freed: tuple[int, ...]
 
 
-# Has all ranks make a call, this one by the function; returns what it does.
+# Makes a call on all ranks, and on this one with the function; returns the function's result.
 CallAll = Callable[[Call, Callable[[], Any]], Any]
 
 
@@ -58,7 +58,7 @@ class Mirror:
         """`generation`: how often the followers have ended."""
         self.generation = generation
         self.numbers = count(1)
-        # Appended to wherever the collector runs: a deque needs no lock.
+        # Appended to wherever the garbage collector runs: a deque needs no lock.
         self.freed: deque[int] = deque()
         self._call_all = call_all
 
@@ -106,7 +106,7 @@ class Mirror:
 
 
 class Handle:
-    """A part's number on the followers, which free it when nothing refers to it here."""
+    """A part's number on the followers, which free it once nothing refers to the handle."""
 
     def __init__(self, mirror: Mirror, home: int | None) -> None:
         self.number, self.generation, self.home = next(mirror.numbers), mirror.generation(), home
@@ -117,7 +117,7 @@ class Handle:
 
 
 class MirroredBuffer(Buffer):
-    """A buffer that every rank has, or those of `home`."""
+    """A buffer that every rank has, or every rank of `home`."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class MirroredBuffer(Buffer):
 
 @dataclass(frozen=True, eq=False)
 class MirroredSlice(Slice):
-    """A slice that every rank has, or those of its home."""
+    """A slice that every rank has, or every rank of its home."""
 
     mirror: Mirror = field(kw_only=True)
     handle: Handle = field(kw_only=True)
@@ -173,8 +173,9 @@ class FollowerKV:
     def __init__(
         self, new_buffer: Callable[[int], Buffer], devices: Sequence[torch.device], home: int = 0
     ) -> None:
-        """`new_buffer` makes an empty one of a capacity; `devices` has one entry a layer; `home`:
-        the set of ranks that this one is of.
+        """Hold no parts. `new_buffer` makes an empty buffer; `devices` has one entry a layer.
+
+        `home`: the set of ranks to which this one belongs.
         """
         self.new_buffer = new_buffer
         self.devices, self.home = devices, home
@@ -193,7 +194,7 @@ class FollowerKV:
         parts = [self.parts[number] for number, _ in call.parts]
         for part, (_, length) in zip(parts, call.parts, strict=True):
             if isinstance(part, Buffer):
-                part.length = length  # the leader's to know
+                part.length = length  # only the leader uses it
         if call.method == "new":
             made = self.new_buffer(*call.numbers)
         else:

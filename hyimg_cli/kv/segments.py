@@ -13,7 +13,7 @@ from typing import ClassVar, TypeAlias
 
 from hyimg_cli.spec.digest import of_bytes
 
-_KEY_LENGTH = 32  # hex digits: 128 bits, far from any chance of two equal keys
+_KEY_LENGTH = 32  # hex digits: 128 bits, far beyond any chance of two equal keys
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ImageSegment:
 
     @cached_property
     def key(self) -> str:
-        """Digest of the kind, the ids, the image and its grids, 32 hex digits."""
+        """The digest of the kind, the ids, the image and its grids, 32 hex digits."""
         return _digest(f"image {self.digest} {self.grids}".encode(), self.ids)
 
 

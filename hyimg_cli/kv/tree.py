@@ -26,7 +26,7 @@ class Payload(Protocol):
     def nbytes(self) -> int: ...
 
     def split(self, at: int) -> tuple[Self, Self]:
-        """Return the first `at` tokens and the rest, together of equal bytes.
+        """Return the first `at` tokens and the rest; their bytes add up to the whole.
 
         Each half owns its memory: evicting one of two views would free nothing.
         """
@@ -95,7 +95,7 @@ class KVTree(Generic[P]):
         self.matched_tokens = self.inserted_tokens = self.evicted_bytes = 0
 
     def __len__(self) -> int:
-        """Nodes, those in host memory too."""
+        """Return the number of nodes, including those in host memory."""
         return len(self._device_level.payloads) + len(self._host_level.payloads)
 
     @property
@@ -165,7 +165,7 @@ class KVTree(Generic[P]):
     # --- the way down
 
     def _walk(self, scope: str, segments: Sequence[Segment]) -> tuple[_Root, list[Segment]]:
-        """The deepest node along `segments`, on the device, and what of them is missing below."""
+        """Return the deepest on-device node along `segments`, and the missing segments below it."""
         node, missing = self._roots.setdefault(scope, _Root()), list(segments)
         while missing and (child := self._child(node, missing[0])) is not None:
             self._level_of(child).touch(child)
@@ -193,7 +193,7 @@ class KVTree(Generic[P]):
         self, parent: _Root, segment: Segment, start: int, payload_of: Callable[[int, int], P]
     ) -> "_Node | None":
         """Return a new child with its payload, or None if it does not fit."""
-        # A child that is there could not be restored: no room for this one either.
+        # An existing child could not be restored, so nothing fits here.
         if not self._device_level.budget_bytes or self._edge(segment) in parent.children:
             return None
         with self._kept(parent):
@@ -260,7 +260,7 @@ class KVTree(Generic[P]):
     def _restored(self, node: _Node) -> bool:
         """True if a spilled node is back on the device; its parent is there already."""
         if self._host is None or node not in self._host_level.payloads:
-            return False  # it went away while its ancestors came back
+            return False  # it was evicted while its ancestors were restored
         payload = self._host_level.remove(node)  # first, so that what is evicted can take its room
         with self._kept(node.parent):
             if not self._reserve(self._device_level, payload.nbytes):
@@ -316,13 +316,13 @@ class _Level(Generic[P]):
         self.payloads[node] = self.payloads.pop(node)
 
     def bytes_on_paths(self, pinned: "Iterable[_Root]") -> int:
-        """Bytes that no eviction can free: pinned nodes and the paths to them."""
+        """Return the bytes that no eviction can free: pinned nodes and the paths to them."""
         ends = (node for node in pinned if node in self.payloads)
         kept = {on_path for node in ends for on_path in _path(node)}
         return sum(self.payloads[node].nbytes for node in kept if node in self.payloads)
 
     def oldest_leaf(self) -> _Node:
-        """The first node without pins and without children in the same memory."""
+        """Return the first node without pins and without children in the same memory."""
         return next(
             node
             for node in self.payloads
@@ -331,7 +331,7 @@ class _Level(Generic[P]):
 
 
 def _path(node: _Root) -> list[_Node]:
-    """The nodes from below the root to `node`."""
+    """Return the nodes from below the root to `node`."""
     path: list[_Node] = []
     while isinstance(node, _Node):
         path.append(node)

@@ -18,18 +18,18 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import TABLE_BYTES, json_of, opened, refuse_unfit, text_of
 from hyimg_cli.spec import digest
 
-STEM = "model"  # transformers' name for weights; diffusers says diffusion_pytorch_model
+STEM = "model"  # the name of the weights in transformers; diffusers uses diffusion_pytorch_model
 INDEX_FILE = f"{STEM}.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = ("F16", "BF16", "F32", "F64")
-# Of the files that transformers, diffusers and safetensors open by themselves.
+# Files that transformers, diffusers and safetensors open without being asked.
 _OPENED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".safetensors")
-MAX_SMALL_BYTES = 1_000_000_000  # of a file that holds no weights
+MAX_SMALL_BYTES = 1_000_000_000  # for a file without weights
 MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
 SHOWN = 5
-# What safetensors says of a file that was cut short, or has bytes after its data.
+# safetensors' messages for a file that was cut short, or has bytes after its data.
 _OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
 _COPY_MISSING = "download the checkpoint again, or copy the missing files"
 _COPY_AGAIN = "the file was cut short or overwritten: download or copy it again"
@@ -90,7 +90,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     found = [pair for file in files for pair in file_tensors(file).items()]
     if files[0].name == f"{stem}.safetensors":
         return dict(found)
-    # The index and the shards must say the same: a loader goes by one or by the other.
+    # The index and the shards must agree: some loaders use one, some the other.
     index = folder / f"{stem}.safetensors.index.json"
     named = {f"{name} ({file})" for name, file in _weight_map(index).items()}
     stored = {f"{name} ({info.file})" for name, info in found}
@@ -101,9 +101,10 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
 
 
 def metadata_of(data: bytes) -> dict[str, str]:
-    """The metadata in a safetensors file's bytes, which the library's `load` does not give.
+    """Return the metadata in a safetensors file's bytes, which the library's `load` omits.
 
-    Layout: u64 length, JSON header, tensors. Raises ValueError, KeyError or TypeError for others.
+    Layout: u64 length, JSON header, tensors. Raises ValueError, KeyError or TypeError for other
+    bytes.
     """
     length = int.from_bytes(data[:8], "little")
     return dict(json_of(data[8 : 8 + length])["__metadata__"])
@@ -209,7 +210,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor name to shard name, from the index file."""
+    """Return each tensor's shard name, from the index file."""
     try:
         with readable(path):
             table = json_of(text_of(path, TABLE_BYTES))["weight_map"]
@@ -220,7 +221,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
-    """The error for a folder without a complete set of safetensors names."""
+    """Return the error for a folder without a complete set of safetensors files."""
     names = sorted(path.name for path in folder.iterdir())
     if ggufs := [name for name in names if name.endswith(".gguf")]:
         what = f"the weights are GGUF ({_some(ggufs)}), which is not supported"
@@ -259,7 +260,7 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
 
 
 def _sampled(path: Path) -> str:
-    """Digest of a file's size, header and first and last MiB."""
+    """Return the digest of a file's size, its header, and its first and last MiB."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)

@@ -18,9 +18,9 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.units import bytes_text
 
 logger = logging.getLogger(__name__)
-# Counts up when the same matrix is quantised to other bits.
+# Increase it if the same matrix is quantized to other bits.
 _FORMAT = 1
-# Of a matrix in its file, at either end.
+# Bytes of a matrix in its file that are sampled, at either end.
 _SAMPLE_BYTES = 4096
 
 

@@ -84,7 +84,7 @@ def _shape_and_sizes(
 
 
 def _read(folder: Path, info: TensorInfo) -> bytes:
-    """The bytes of a small tensor."""
+    """Return the bytes of a small tensor."""
     with readable(folder / info.file), opened(folder / info.file) as file:
         file.seek(info.start)
         return file.read(info.bytes)

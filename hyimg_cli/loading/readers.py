@@ -25,10 +25,10 @@ from hyimg_cli.files import descriptor_of
 from hyimg_cli.loading.checkpoint import TensorInfo, readable
 
 READERS = 4
-# On a CPU a piece, and what is made of it, stays in a core's cache; smaller ones cost more calls
-# than they save. A GPU's link wants more, and torch keeps the memory that is pinned for it.
+# On a CPU, a piece and its result stay in a core's cache; smaller pieces cost more calls than they
+# save. A GPU's link needs larger pieces, and torch keeps the memory pinned for them.
 PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
-# Weights of a piece are a multiple: blocks of 4-bit weights run on from one row to the next.
+# A piece has a multiple of this many weights: blocks of 4-bit weights continue across rows.
 _BLOCK = 64
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
@@ -118,14 +118,14 @@ def read_all(
 
 
 def _unpack(name: str, parts: dict[str, Tensor]) -> Tensor:
-    """The weights of the packed matrix `name`, of these `parts` by their names, in float32."""
+    """Return the weights of the packed matrix `name` in float32, from its `parts` by name."""
     from bitsandbytes import functional
 
     weight, scales = parts.pop(name), parts.get(f"{name.removesuffix('weight')}SCB")
     if scales is not None:
         return weight.float() * scales[:, None] * (1 / 127)
     state = functional.QuantState.from_dict(parts, weight.device)
-    # In one row: its kernel for CPUs (0.50) has no block run on from one row to the next.
+    # In one row: bitsandbytes' CPU kernel (0.50) does not continue a block across rows.
     shape, state.shape = state.shape, torch.Size([1, state.shape.numel()])
     state.dtype = torch.float32
     weights: Tensor = functional.dequantize_4bit(weight.view(torch.uint8).view(-1, 1), state)

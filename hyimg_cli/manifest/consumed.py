@@ -1,4 +1,4 @@
-"""Settings that one kind of job or format alone reads, and a manifest has none of."""
+"""Find settings that the manifest's jobs do not read, because of their kind or format."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -14,8 +14,9 @@ from hyimg_cli.spec.options import KeepOutside
 def without_effect(
     settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
 ) -> Iterator[str]:
-    """A sentence for each kind of job that settings were given for and `jobs` has none of; and what
-    the cards of their pictures' models advise.
+    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks.
+
+    Also yields the advice on the cards of the pictures' models.
     """
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
@@ -55,7 +56,7 @@ def without_effect(
 
 
 def _concern(settings: Mapping[str, Setting], names: Iterable[str], what: str) -> Iterator[str]:
-    """A sentence on those of the settings that were given."""
+    """Yield a sentence on the settings in question that were given."""
     found = [as_given(settings[name]) for name in names if _is_given(settings[name])]
     if found:
         yield f"{', '.join(found)} {'applies' if len(found) == 1 else 'apply'} to {what}"

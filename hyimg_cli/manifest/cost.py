@@ -11,17 +11,17 @@ from hyimg_cli.spec.step_cache import count_full
 class JobTokens(NamedTuple):
     """Token rows of one job.
 
-    `ar_prefill`: the prompt of the AR stage, 0 where it has none. `assumed_think`: the text it is
-    taken to write. `positive`, `negative`: the prefix of each branch before its own image rows
-    (`negative` is 0 without guidance branch). `ar_shared`, `positive_shared`: leading rows of them
-    that earlier jobs left. `shared_prefix`: those of the negative branch that are there when it
-    starts, from the positive one or an earlier job. `step_rows`: rows of one branch in one denoise
-    step. `texts`: 1 where the job writes one; `shared_texts`: 1 where it takes an earlier job's,
-    which is part of what it is fed then, and `spared_think` what it need not write. `steps`:
-    denoise steps, where they are not as many as the job says; `forwards`: of branches in all of
-    them, where not every step has every branch. `kv_rows`: of keys and values of all branches
-    while they draw, where one lies in another's memory. `prompt_encodes`: texts that are encoded
-    before anything is drawn, like `image_encodes`; `kept_encodes`: those of both that are on disk.
+    `ar_prefill`: the prompt of the AR stage; 0 if it has none. `assumed_think`: the length assumed
+    for the text that it writes. `positive`, `negative`: the prefix of each branch before its own
+    image rows (`negative` is 0 without a guidance branch). `ar_shared`, `positive_shared`: leading
+    rows of these that earlier jobs have computed. `shared_prefix`: rows of the negative branch that
+    already exist when it starts, from the positive one or an earlier job. `step_rows`: rows of one
+    branch in one denoise step. `texts`: 1 if the job writes a text. `shared_texts`: 1 if it uses an
+    earlier job's text, which is then part of its input; `spared_think`: tokens that it need not
+    write. `steps`: denoise steps, if not the job's own number. `forwards`: of branches in all
+    steps, if not every step has every branch. `kv_rows`: rows of keys and values of all branches
+    while they draw, if branches share memory. `prompt_encodes`, `image_encodes`: inputs encoded
+    before drawing starts. `kept_encodes`: how many of these are on disk.
     """
 
     ar_prefill: int = 0
@@ -46,16 +46,15 @@ class JobTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Sums over jobs. `kv_bytes_peak` is the largest of any one job, all branches together.
+    """Sums over jobs. `kv_bytes_peak` is the largest of any one job, over all its branches.
 
-    Of the `denoise_steps` a step cache leaves `full_steps` to the model, which `forwards` counts
-    for each branch.
+    With a step cache, the model evaluates `full_steps` of the `denoise_steps`; `forwards` counts
+    each branch.
 
-    `ar_prefill_rows` are computed, `ar_shared_rows` were there from earlier jobs. `texts` are
-    written, in `think_rows`; `shared_texts` are not, for they are earlier jobs', which spares
-    `spared_think_rows`. `prefix_rows`
-    enter the transformer once per job with reuse of what the AR stage and the other
-    branch have; `prefix_rows_unshared` is the same without any reuse.
+    `ar_prefill_rows` are computed; `ar_shared_rows` come from earlier jobs. `texts` are written, in
+    `think_rows`; `shared_texts` come from earlier jobs, which saves `spared_think_rows`.
+    `prefix_rows` enter the transformer once per job if the K/V of the AR stage and of the other
+    branch are reused; `prefix_rows_unshared` is the same count without any reuse.
     """
 
     jobs: int = 0
@@ -82,9 +81,9 @@ _OF_BOTH = ("image_encodes", "prompt_encodes", "kept_encodes", "texts", "shared_
 
 
 def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int, first: int = 0) -> Cost:
-    """The cost of one job of so many rows, from denoise step `first` on."""
+    """Return the cost of one job with these rows, from denoise step `first` on."""
     unshared = tokens.positive + tokens.negative
-    # The positive branch begins with what the AR stage read and wrote; the negative one begins like
+    # The positive branch begins with the AR stage's input and output; the negative one begins like
     # the positive one.
     from_ar = min(tokens.positive, tokens.ar_prefill + tokens.assumed_think)
     from_ar = from_ar or tokens.positive_shared
@@ -111,7 +110,7 @@ def job_cost(job: ImageJob, tokens: JobTokens, kv_bytes_per_token: int, first: i
 
 
 def total_cost(costs: Iterable[Cost]) -> Cost:
-    """The cost of all; nothing costs nothing."""
+    """Return the cost of all jobs; zero for no jobs."""
     every = list(costs)
     sums = {field.name: sum(getattr(one, field.name) for one in every) for field in fields(Cost)}
     return Cost(**sums | {"kv_bytes_peak": max((one.kv_bytes_peak for one in every), default=0)})

@@ -22,14 +22,14 @@ from hyimg_cli.media.images import SUFFIXES
 from hyimg_cli.settings.file_names import template_of
 
 _NO_FOLDER = "prompts"
-# A single word that ends like the name of a file, as a slip of the pen in prompts.txt does.
+# A single word that looks like a file name, such as prompts.txt with a typing error.
 _LIKE_A_FILE = re.compile(r"\S*[\w/-]\.([A-Za-z]{1,5})")
 
 
 def prompts_of(given: Sequence[str]) -> list[str]:
-    """The prompts that flags give: texts, and the lines of `.txt` files; each once.
+    """Return the prompts that the flags give, each once: texts and lines of `.txt` files.
 
-    Raises ManifestError with every fault of them.
+    Raises ManifestError with every fault.
     """
     faults: list[HyimgError] = []
     prompts: list[str] = []
@@ -73,11 +73,12 @@ def manifest_of_prompts(
     task: str | None = None,
     recorded_by: Callable[[str], Mapping[str, str] | None] = lambda name: {},
 ) -> Manifest:
-    """Jobs that edit each picture by each prompt; without pictures, jobs of the prompts alone.
+    """Make jobs that edit each picture by each prompt, or jobs of the prompts alone.
 
-    Its name, and so the default folder of its results, is the pictures' folder and a digest of the
-    prompts. `task`: what becomes of them, if not an edit or a picture. `recorded_by`: what files of
-    its results are called already, by the manifest's name; None: they are called by a template.
+    The manifest's name, which is also the default output folder, is made from the pictures' folder
+    and a digest of the prompts. `task`: the task, if the default (an edit, or a new picture) is not
+    meant. `recorded_by`: from the manifest's name, the file names that its results already have;
+    None if a template names them.
     """
     title = str(found.base) if found else _NO_FOLDER
     folder = Path(os.path.abspath(found.base)).name if found else _NO_FOLDER
@@ -94,7 +95,7 @@ def json_lines(
     task: str | None = None,
     recorded: Mapping[str, str] | None = MappingProxyType({}),
 ) -> bytes:
-    """The lines of such a manifest that stands in `folder`."""
+    """Return the lines of such a manifest, with paths relative to `folder`."""
     entries: list[dict[str, Any]] = []
     if found is None:
         entries += ({"custom_id": f"prompt-{short(one)}", "prompt": one} for one in prompts)
@@ -102,10 +103,10 @@ def json_lines(
         leading, is_here = leading_from(folder), folder.resolve() == Path().resolve()
         ids = ids_of_files(found.files, SUFFIXES)
         names = ids if recorded is None else names_of_files(ids, recorded)
-        # The first prompt's jobs keep their names when others come behind it.
+        # The first prompt's jobs keep their names when more prompts are added after it.
         marks = ["", *(f"-{short(prompt)}" for prompt in prompts[1:])]
         for name, path in found.files.items():
-            # A path from here stays as it was given.
+            # A path relative to the working folder is kept as given.
             image = str(path) if is_here or path.is_absolute() else leading(path)
             for prompt, mark in zip(prompts, marks, strict=True):
                 job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}

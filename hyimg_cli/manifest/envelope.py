@@ -1,5 +1,4 @@
-"""The OpenAI batch envelope: a line whose fields are the body of a request to an images or videos
-endpoint.
+"""The OpenAI batch envelope: a line whose body is a request to an image or video endpoint.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": {"prompt": …, …}}
 
@@ -14,7 +13,7 @@ from typing import Any
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 KEYS = ("method", "url", "body")
-# Without pictures, and with them.
+# The tasks without pictures, and with them.
 TASKS_OF_URL = {
     "/v1/images/edits": ("it2i", "it2i"),
     "/v1/images/generations": ("t2i", "t2i"),
@@ -22,9 +21,9 @@ TASKS_OF_URL = {
 }
 _PICTURES = {name: name for name in ("image", "images", "image_path")}
 _PICTURES |= {"input_reference": "image_path"}
-# Words for the server alone: they reach the result line, and change no pixel.
+# Fields for the server only: they are copied to the result line and change no pixel.
 _KEPT = ("user", "response_format")
-# What a server could be asked for, and the values that ask for what hyimg does anyway.
+# Options of a server, with the values that ask for what hyimg does anyway.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "background": ("auto", "opaque"),
     "input_fidelity": ("high",),
@@ -41,9 +40,9 @@ _INSTEAD = {
 
 
 def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The line's own fields: those of the body, the task, and what stands beside the three keys.
+    """Return the line's own fields: the body's, the task, and keys next to the envelope's three.
 
-    Raises BadValue, with the slug `openai-envelope`, where the envelope itself is wrong.
+    Raises BadValue, with the slug `openai-envelope`, if the envelope itself is wrong.
     """
     url, method, body = entry.get("url"), entry.get("method", "POST"), entry.get("body")
     if method != "POST":
@@ -64,13 +63,13 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
         raise _wrong(f"{twice[0]} is given twice", "remove one of them")
     own: dict[str, Any] = {}
     for key, value in body.items():
-        # A client's way to leave a field out.
+        # Some clients send null to leave a field out.
         if value is None:
             continue
         if key in _INSTEAD:
             raise _wrong(f"{key} is not read", _INSTEAD[key])
         if key in _FIXED:
-            # By type too: JSON's false is not its 0.
+            # Types must be equal too: JSON's false is not its 0.
             if shown(value) not in (allowed := [shown(one) for one in _FIXED[key]]):
                 what = f"{key} is {shown(value)}, which hyimg does not support"
                 raise _wrong(what, f"allowed: {', '.join(allowed)}")
@@ -85,7 +84,7 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(image: Any) -> Any:
-    """The path in {"image_url": path} or {"image_url": {"url": path}}; others as they are."""
+    """Return the path in {"image_url": path} or {"image_url": {"url": path}}; others unchanged."""
     if not isinstance(image, dict) or image.keys() != {"image_url"}:
         return image
     inner = image["image_url"]

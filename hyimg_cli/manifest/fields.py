@@ -1,4 +1,4 @@
-"""The fields of a manifest line: settings that a job may say for itself, and what is its alone."""
+"""The fields of a manifest line: settings that a job can set, and fields of the line alone."""
 
 from typing import Annotated
 
@@ -43,16 +43,16 @@ _OWN = (
 )
 FIELDS: tuple[Field, ...] = (*_OWN, *(row for row in SETTINGS.values() if row.in_line))
 BY_NAME = {name: field for field in FIELDS for name in (field.name, *field.aliases)}
-# Fields that name files.
+# Fields that contain paths.
 PATH_FIELDS = {field.name: field.kind for field in FIELDS if isinstance(field.kind, PathKind)}
-# What a matrix may combine.
+# Fields that a matrix may combine.
 IN_MATRIX = {
     name: field
     for name, field in BY_NAME.items()
     if field.name in TABLES["sampling"] or field.name == "model"
 }
 AR_FIELDS = ("ar_seed", "temperature", "top_k", "top_p", "max_new_tokens")
-# Of them, what only a choice by chance looks at.
+# Text options that only sampling uses.
 SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
 
@@ -62,7 +62,7 @@ def _only(kind: JobKind, tasks: str) -> dict[str, str]:
 
 
 _OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t2v and i2v")
-# Fields that a line of each task may not hold, with the reason.
+# Fields that a task does not allow, with the reason.
 NOT_IN: dict[str, dict[str, str]] = {
     **dict.fromkeys(TASKS, _OF_VIDEOS),
     "t2v": _OF_PICTURES

@@ -21,31 +21,34 @@ from hyimg_cli.settings.file_names import (
 )
 from hyimg_cli.spec.job import BY_ID, ImageJob, Job
 
-# Files beside the result of an edit that keeps its source, by their keys in the line's `edit`.
+# Extra files that an edit with `keep_outside` writes, by their keys in the line's `edit`.
 EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
 
 
 def name_files(
     manifest: Manifest, jobs: Sequence[Job], setting: Setting
 ) -> tuple[list[Job], list[HyimgError]]:
-    """The jobs with the names of their files, and what is wrong with those; a line with such a
-    fault gives no job. `setting`: the name where a line says none.
+    """Return the jobs with their files' names, and the names' faults.
+
+    A line with such a fault gives no job. `setting`: the name template for lines that have none.
     """
     if all(job.file_name == BY_ID for job in jobs):
-        # No two have one id, in any spelling.
+        # No two jobs have the same id, in any spelling.
         beside = dict(_beside(jobs))
         return [job for job in jobs if job.source_line not in beside], list(beside.values())
 
     @cache
     def below(folder: str) -> str:
-        """A source image's folder, seen from the manifest's; one elsewhere by its last name."""
+        """Return a source image's folder relative to the manifest's; one elsewhere by its last
+        name.
+        """
         place = os.path.abspath(folder)
         relative = os.path.relpath(place, os.path.abspath(manifest.folder))
         is_elsewhere = relative == ".." or relative.startswith("../")
         return fit(os.path.basename(place) if is_elsewhere else relative.removeprefix("."))
 
-    # Jobs are numbered from 1. A faulty line counts as one: once it is mended, those behind it keep
-    # their numbers. A matrix makes several lines of one; they stand in order already.
+    # Jobs are numbered from 1. A faulty line counts as one job, so the jobs after it keep their
+    # numbers when it is mended. A matrix makes several lines of one, which are already in order.
     results = Counter(job.source_line for job in jobs)
     lines = [(line.line_number, line.where) for line in manifest.lines]
     lines += [(number, "") for number in manifest.bad_ids]
@@ -57,7 +60,7 @@ def name_files(
     for job in jobs:
         template, where = job.file_name, job.source_line
         if template != BY_ID:
-            # What several results of a line would be called ends in their number, as their ids do.
+            # The names of several results of a line end in their number, as their ids do.
             if results[where] > 1 and not tells_results_apart(template):
                 template += f"-{job.custom_id.rpartition('-')[2]}"
             source = job.images[0] if job.images else None
@@ -71,7 +74,7 @@ def name_files(
             template = template_of(fill_template(template, values))
         found.append(replace(job, file_name=template))
         next_number[where] += 1
-    # Faults by line: names that no file may have, then those of which two would be one file.
+    # Faults by line: first invalid names, then names that two jobs would share.
     faults: dict[str, HyimgError] = {}
     paths = [path_of(job) for job in found]
     for job, path in zip(found, paths, strict=True):
@@ -90,9 +93,7 @@ def name_files(
 
 
 def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
-    """Jobs whose file would be one that stands beside the result of an edit that keeps its source,
-    by their lines.
-    """
+    """Yield, by line, jobs whose file would overwrite an extra file of another job's edit."""
     sides = {
         path_of(job).removesuffix(suffix_of(job)) + suffix: job
         for job in jobs
@@ -110,12 +111,12 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
 
 
 def path_of(job: Job) -> str:
-    """The job's file below `outputs`."""
+    """Return the path of the job's file below `outputs`."""
     return name_of(job) + suffix_of(job)
 
 
 def name_of(job: Job) -> str:
-    """The same without its suffix."""
+    """Return the same path without its suffix."""
     return fill_template(job.file_name, {"custom_id": job.custom_id})
 
 

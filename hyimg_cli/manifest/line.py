@@ -1,7 +1,7 @@
 """One manifest line: from bytes to checked fields, and every fault on the way.
 
-Types and ranges of single fields are in `fields.py`; what only several of them together can tell is
-here. Defaults of settings and model are not known yet.
+Types and ranges of single fields are in `fields.py`; checks that involve several fields are here.
+Defaults of settings and model are not known yet.
 """
 
 import json
@@ -28,19 +28,19 @@ from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
 Same = TypeVar("Same", bound=Hashable)
 _TAGS_HINT = "edit only the text between the tags; without written, any text is allowed"
-# How chat endpoints spell a conversation; the released models draw from a single turn.
+# How chat endpoints write a conversation; the released models draw from a single turn.
 _TURNS = ("messages", "message_list", "conversation", "history")
 
-# Of a line's keys that are no fields, or of a table's columns, so many are named.
+# At most this many unknown keys of a line, or unknown columns of a table, are named.
 _MOST_UNKNOWN = 20
-# Tasks that begin with a picture, and what to do where there is none.
+# Tasks that start from a picture, and the hint if there is none.
 _WITHOUT_IMAGES = {
     "it2i": "name the picture to edit, or use task t2i",
     "i2v": "name the picture to start from, or use task t2v",
 }
-# How other tools call the part of a picture that an edit is meant for.
+# Names that other tools use for the mask of an edit.
 _MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
-# What other tools can be asked for, by the names that they have for it: its meaning, and a hint.
+# Settings of other tools, by their names there: the meaning, and a hint.
 _STRENGTH = (
     *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
     *("img_strength", "init_strength", "init_image_strength", "prompt_strength"),
@@ -57,17 +57,20 @@ NOT_SUPPORTED |= dict.fromkeys(_UPSCALING, ("upscaling", _ENLARGED))
 
 @lru_cache(1024)
 def _shared(value: Same) -> Same:
-    """One object for equal values: of a million lines most set the same few fields, and those of
-    one picture stand side by side.
+    """Return one shared object for equal values.
+
+    In a manifest of a million lines, most lines set the same few fields, and lines about the same
+    picture are adjacent.
     """
     return value
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestLine:
-    """A line without faults: `names` of its fields, canonical, and their typed `values`. `given`
-    names those set by the user (custom_id and task may be filled in here); `extra_json` has the
-    `x_` keys.
+    """A line without faults: `names` of its fields, canonical, and their typed `values`.
+
+    `given` names the fields that the user set (custom_id and task may be filled in here).
+    `extra_json` has the `x_` keys.
     """
 
     line_number: int
@@ -79,17 +82,17 @@ class ManifestLine:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The values by name: a new dictionary each time."""
+        """Return the values by name, as a new dictionary each time."""
         return dict(zip(self.names, self.values, strict=True))
 
 
 def fault(slug: str, what: str, where: Path | str, hint: str = "") -> UsageError:
-    """A fault of the manifest's text, with the code `manifest.<slug>`."""
+    """Return a fault of the manifest's text, with the code `manifest.<slug>`."""
     return UsageError(what, where=where, hint=hint, code=f"manifest.{slug}")
 
 
 def _not_a_field(key: str, value: Any) -> tuple[str, str]:
-    """Fault of a key that no field has, with what to do: other tools' words by name."""
+    """Return the fault for an unknown key, with a hint; knows the names that other tools use."""
     if key in _TURNS:
         hint = "write one turn as prompt and images; earlier turns are not read"
         return "jobs have no earlier turns", hint
@@ -114,17 +117,17 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
 def idle_fields(
     fields: Mapping[str, Any], given: Iterable[str], bot_task: str | None
 ) -> dict[str, str]:
-    """Fields among `given` that no stage would consume, each with the reason.
+    """Return the fields in `given` that no stage would use, each with the reason.
 
-    The AR stage writes text only for a bot_task other than none, and only where none is given; the
-    most likely token needs no sampling; only thinking can be dropped. `fields` has the values;
-    `bot_task` is None where it is not known yet.
+    The AR stage writes text only if bot_task is not none and no text is given. Greedy decoding
+    ignores the sampling options. Only a thinking text can be dropped. `fields` has the values;
+    `bot_task` is None if it is not known yet.
     """
     names = set(given)
     idle: dict[str, str] = {}
     if not names.isdisjoint(COT_FIELDS):
         reason = "the text is given, so none is written"
-        # Of a dynamic system prompt the bot_task says which one it is.
+        # A dynamic system prompt depends on the bot_task.
         is_dynamic = fields.get("use_system_prompt") == "dynamic"
         idle = dict.fromkeys((*AR_FIELDS, *(() if is_dynamic else ("bot_task",))), reason)
     elif bot_task == "none":
@@ -142,20 +145,20 @@ def idle_fields(
 
 
 def child_ids(fields: Mapping[str, Any]) -> list[str]:
-    """The ids of the pictures a line asks for: its own, or one per child for `n` or `seeds`."""
+    """Return the ids of the line's pictures: its own id, or one per child for `n` or `seeds`."""
     custom_id = fields["custom_id"]
-    if "candidate_of" in fields:  # one of several already
+    if "candidate_of" in fields:  # already one of several results
         return [custom_id]
     count = len(fields["seeds"]) if "seeds" in fields else fields.get("n", 1)
     return [f"{custom_id}-{index}" for index in range(count)] if count > 1 else [custom_id]
 
 
 class IdClaims:
-    """The ids of all jobs: each one line's alone."""
+    """The ids of all jobs; each id belongs to one line."""
 
     def __init__(self) -> None:
-        # NOTE: some disks give "Cat.png" and "cat.png" one and the same file. The number of the
-        # line that claimed an id, its case folded, and those spelled otherwise.
+        # NOTE: some disks treat "Cat.png" and "cat.png" as the same file. Maps each id in lower
+        # case to the line that claimed it; the second map has ids that are spelled differently.
         self._line_of: dict[str, int] = {}
         self._spelled: dict[str, str] = {}
 
@@ -163,8 +166,9 @@ class IdClaims:
         return name.casefold() in self._line_of
 
     def claim(self, names: Iterable[str], number: int, where: str) -> list[HyimgError]:
-        """Claim the ids of a line; the fault of the first that is unfit or another's, and then none
-        is claimed.
+        """Claim the ids of a line, or none if one is invalid or taken.
+
+        Returns the fault of the first such id.
         """
         names = dict.fromkeys(names)
         for name in names:
@@ -190,7 +194,7 @@ class IdClaims:
 
 
 class Line:
-    """A line while it is read. `refused` names the fields whose value is of no use."""
+    """A line while it is read. `refused` names the fields whose value cannot be used."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -208,20 +212,20 @@ class Line:
         self.faults.append(fault(slug, what, where, hint))
 
     def add_unknown(self, key: str, value: Any = None) -> None:
-        """Adds the fault of a key that no field has; of very many the first alone."""
+        """Add the fault of an unknown key; if there are very many, only the first ones."""
         self.unknown += 1
         if self.unknown <= _MOST_UNKNOWN:
             what, hint = _not_a_field(key, value)
             self.add("unknown-field", what, plain_key(key), hint)
 
     def end_unknown(self, what: str) -> None:
-        """Adds how many more there were; `what` they are."""
+        """Add how many more faults there were; `what` names them."""
         if self.unknown > _MOST_UNKNOWN:
             more = self.unknown - _MOST_UNKNOWN
             self.add("unknown-field", f"{more:,} more {what} are not fields")
 
     def done(self, number: int) -> ManifestLine:
-        """The line as it is kept."""
+        """Return the finished line."""
         given, names = _shared(frozenset(self.given)), _shared(tuple(self.fields))
         if "images" in self.fields:
             self.fields["images"] = _shared(self.fields["images"])
@@ -230,7 +234,7 @@ class Line:
         return ManifestLine(number, self.where, names, values, extra_json, given)
 
     def read(self, raw: bytes, *, is_prompt: bool = False) -> None:
-        """Takes the line as a JSON object of fields, or as a prompt."""
+        """Read the line as a JSON object of fields, or as a prompt."""
         with self._noting_bad_values():
             try:
                 text = raw.decode()
@@ -248,7 +252,7 @@ class Line:
             self.read_fields(entry.items())
 
     def read_fields(self, entries: Iterable[tuple[str, Any]], *, are_cells: bool = False) -> None:
-        """Takes the line as fields, or as cells of a table; empty ones are none."""
+        """Read the line as fields, or as cells of a table; empty cells are skipped."""
         for key, value in entries:
             if key.startswith("x_"):
                 with self._noting_bad_values(plain_key(key)):
@@ -268,10 +272,12 @@ class Line:
             self.add(bad.slug, bad.what, field, bad.hint)
 
     def children(self) -> list["Line"]:
-        """The lines that a matrix makes of this one, each checked; none where there is no matrix.
-        Their faults are this line's too; one that all have is of the line itself.
+        """Return the lines that the line's matrix makes, each checked; none without a matrix.
+
+        Their faults are also faults of this line. A fault that all of them have is reported once,
+        for the line itself.
         """
-        # No field is both in the line and in its matrix.
+        # A field is never both in the line and in its matrix.
         both = self.axes.keys() & self.given
         if "seed" in self.axes:
             both |= {"n", "seeds"} & self.given
@@ -294,12 +300,12 @@ class Line:
         for (code, what, place), same in found.items():
             if len(same) < len(children):
                 self.faults += same
-            else:  # of all of them alike: a fault of the line
+            else:  # the same for all of them: a fault of the line
                 self.add(code.partition(".")[2], what, place, same[0].hint)
         return children
 
     def _child(self, texts: Mapping[str, str]) -> "Line":
-        """The line with one value of each axis, named by their texts."""
+        """Return the line with one value of each axis, named by the values' texts."""
         marks = [in_id(f"{name}-{text}") for name, text in texts.items()]
         child = Line(f"{self.where} ({', '.join(f'{n}={text}' for n, text in texts.items())})")
         child.fields = self.fields | {name: self.axes[name][texts[name]] for name in texts}
@@ -333,7 +339,7 @@ class Line:
                 self.fields[known.name] = typed
 
     def _check_together(self) -> None:
-        """Checks what only several fields together can tell."""
+        """Check what depends on several fields."""
         # Width and height become the size.
         sides = {"width", "height"} & self.given
         if sides and "size" in self.given:
@@ -367,7 +373,7 @@ class Line:
             self._check_text()
 
     def _check_task(self) -> None:
-        """Checks that prompt, images and all other fields fit the task; fills in the task."""
+        """Check that prompt, images and all other fields fit the task; fill in a missing task."""
         if "prompt" not in self.given:
             hint = "describe what it should show"
             self.add("missing-field", "the line has no prompt", "prompt", hint)
@@ -390,8 +396,8 @@ class Line:
             self.add("foreign-field", foreign[name], name, hint)
 
     def _check_text(self) -> None:
-        """Checks the fields about the text that the AR stage writes or is given."""
-        # A ratio is of a given text, and the only word on the size.
+        """Check the fields about the text that the AR stage writes or is given."""
+        # A ratio belongs to a given text, and is the only field that sets the size.
         if "ratio_index" in self.given:
             if self.given.isdisjoint(COT_FIELDS):
                 what, hint = "it needs a given text (cot_text)", "give size instead"
@@ -413,9 +419,7 @@ class Line:
             self.add("unconsumed", f"it has no effect: {reason}", name, "remove the field")
 
     def _settle_written(self) -> None:
-        """Keeps the one form of a written text that counts: its own tokens as long as nobody edited
-        it, else the text.
-        """
+        """Keep one form of a written text: its tokens while the text is unedited, else the text."""
         if self.refused & {*COT_FIELDS}:
             return
         noted = self.fields["written"]
@@ -442,11 +446,11 @@ class Line:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The JSON object that a line is. Raises BadValue."""
+    """Parse the line as a JSON object. Raises BadValue."""
     try:
         entry = json_of(text, object_pairs_hook=_object, parse_constant=refuse_constant)
         if "\\u" in text:
-            # JSON can spell half of a surrogate pair, which no file can hold.
+            # JSON can contain half of a surrogate pair, which no file can store.
             json.dumps(entry, ensure_ascii=False).encode()
     except BadValue:
         raise
@@ -476,5 +480,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def plain_key(key: str) -> str:
-    """A key as it may stand in a place: as it is where it is a word, else quoted and cut."""
+    """Return a key for use in an error's place: unchanged if it is a word, else quoted and cut."""
     return key if key.isidentifier() and len(key) <= 40 else shown(key, 40)

@@ -1,7 +1,7 @@
-"""A manifest as a whole: its lines, its ids, all of its faults at once. One line is `line.py`'s.
+"""A manifest as a whole: its lines, its ids, all of its faults at once.
 
-A line with a fault is not in `Manifest.lines`; its faults are in `Manifest.faults`, each with its
-place ("jobs.jsonl:17: seed") and what to do.
+`line.py` reads a line. A line with a fault is not in `Manifest.lines`; its faults are in
+`Manifest.faults`, each with its place ("jobs.jsonl:17: seed") and what to do.
 """
 
 import re
@@ -22,10 +22,10 @@ from hyimg_cli.spec.gc_paused import gc_paused
 
 _STEM_LENGTH = 100
 BOM = b"\xef\xbb\xbf"
-# So many lines in a row that are no JSON objects are those of a file of another kind.
+# This many lines in a row that are not JSON objects mean a file of another kind.
 _MOST_UNREAD = 1000
 _NO_LIST = "write one JSON object per line, without a list around them"
-# What people give in place of a manifest, by its first bytes: what it is, and what to do.
+# Files of other kinds that are given as a manifest, by their first bytes: their kind, and a hint.
 _OTHER_FILES = {
     b"PK\3\4": ("a spreadsheet or a zip", 'save a spreadsheet as "CSV UTF-8"; unpack a zip'),
     b"\xd0\xcf\x11\xe0": ("a spreadsheet", 'save it as "CSV UTF-8"'),
@@ -41,8 +41,10 @@ _HINT = "give a .jsonl, .csv, .tsv or .txt file, or - for standard input"
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest as read. `title` is the file's name in messages, `name` the same fit for ids and
-    folders; `bad_ids` gives each faulty line's number the id under which it can be recorded.
+    """A manifest as read.
+
+    `title` is the file's name in messages; `name` is the same name, made valid for ids and folders.
+    `bad_ids` maps each faulty line's number to the id under which it can be recorded.
     """
 
     name: str
@@ -55,10 +57,10 @@ class Manifest:
 
 
 def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Manifest:
-    """The lines and faults of a JSONL file, a `.csv` or `.tsv` with a job per row, a `.txt` with a
-    prompt per line, or of `-` (JSONL).
+    """Read the lines and faults of a manifest file, or of `-` (JSONL).
 
-    Raises UsageError only where the file cannot be read; what it holds never raises.
+    JSONL; `.csv` or `.tsv` with one job per row; `.txt` with one prompt per line. Raises UsageError
+    only if the file cannot be read; its contents never raise.
     """
     where = Path("stdin" if path == "-" else path)
     hint = _HINT
@@ -89,8 +91,9 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
 def manifest_of(
     data: bytes, title: str, name: str = "", folder: Path = Path(), suffix: str = ""
 ) -> Manifest:
-    """The manifest that is called `title` in messages, JSONL unless its `suffix` says otherwise;
-    its paths lead from `folder`.
+    """Read a manifest from bytes: JSONL, unless `suffix` says otherwise.
+
+    Messages call it `title`; its paths are relative to `folder`.
     """
     name = name or _id_stem(title)
     reading = _Reading(title, name, suffix)
@@ -100,9 +103,9 @@ def manifest_of(
 
 
 def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, list[HyimgError]]:
-    """The id under which each faulty line is recorded, with its faults; whole-file faults stay out.
+    """Return the faulty lines' ids with their faults; faults of the whole file are left out.
 
-    Takes the faults of `manifest` and those found while its lines were resolved.
+    Includes faults found while the lines were resolved.
     """
     ids = {line.where: str(line.fields["custom_id"]) for line in manifest.lines}
     by_id: dict[str, list[HyimgError]] = {}
@@ -110,7 +113,7 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
         place = one.where  # which may go on with a field
         while place and place not in ids:
             place = place.rpartition(": ")[0]
-        # One line of a matrix may be wrong by itself; of a line that is wrong none is run.
+        # One line of a matrix can be wrong alone; if the matrix line itself is wrong, none runs.
         name = ids.get(place) or manifest.bad_ids.get(line_number(manifest, one))
         if name is not None:
             by_id.setdefault(name, []).append(one)
@@ -118,7 +121,7 @@ def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, 
 
 
 def in_line_order(manifest: Manifest, faults: Iterable[HyimgError]) -> list[HyimgError]:
-    """The faults as they stand in the file; those of the whole file come first."""
+    """Return the faults in file order, faults of the whole file first."""
     return sorted(faults, key=lambda one: line_number(manifest, one))
 
 
@@ -153,7 +156,7 @@ class _Reading:
                 lines = read_table(data, self.title, DELIMITERS[self.suffix], self.faults)
             for number, line in lines:
                 self._take(line, number)
-            # Faulty lines without an id of their own get one that no line has.
+            # Faulty lines without an id of their own get an unused one.
             for number, name in self.bad_ids.items():
                 if not name:
                     free = f"{self.name}-line-{number}"
@@ -166,7 +169,7 @@ class _Reading:
         self.faults.append(fault(slug, what, self.title, hint))
 
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
-        """The lines of JSON or of prompts that are not empty, with their numbers."""
+        """Yield the non-empty lines of JSON or of prompts, with their numbers."""
         unread = 0
         for number, raw in enumerate(map(bytes.strip, BytesIO(data)), 1):
             if not raw:
@@ -185,10 +188,10 @@ class _Reading:
                 return
 
     def _take(self, line: Line, number: int) -> None:
-        """Keep a line, or those that its matrix makes of it; of one with a fault the id alone.
+        """Keep a line, or the lines of its matrix; keep only the id of a faulty one.
 
-        A line with taken ids must not be recorded under them, for they are another line's; the name
-        of a matrix's line is no job's: another line may have it.
+        A line whose ids are taken must not be recorded under them, because they belong to another
+        line. The name of a line with a matrix is not a job's, so another line may have it.
         """
         is_named = "custom_id" not in line.refused
         if is_named:
@@ -207,19 +210,19 @@ class _Reading:
         self.bad_ids[number] = str(line.fields["custom_id"]) if is_named else ""
 
     def _claim_ids(self, line: Line, number: int) -> list[HyimgError]:
-        """Claim a line's id and its results'; a fault where one is unfit or taken."""
+        """Claim a line's id and its results' ids; return a fault if one is invalid or taken."""
         names = [line.fields["custom_id"], *child_ids(line.fields)]
         return self._claims.claim(names, number, line.where)
 
 
 def _id_stem(stem: str) -> str:
-    """`stem` with what no id may hold replaced by dashes, and room left for a number behind it."""
+    """Return `stem` with invalid characters replaced by dashes, cut to leave room for a number."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip(".-")
     return clean[:_STEM_LENGTH] or "manifest"
 
 
 def _bytes_of(stream: TextIO | None) -> bytes:
-    if stream is None:  # the process was started without one
+    if stream is None:  # the process was started without stdin
         hint = "pipe the lines in, or name a file"
         raise fault("missing", "standard input is closed", "stdin", hint)
     buffer = getattr(stream, "buffer", None)

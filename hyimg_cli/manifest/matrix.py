@@ -1,4 +1,4 @@
-"""The matrix of a line: which fields it combines, and by which values."""
+"""The matrix of a line: the fields that it combines, and their values."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from hyimg_cli.settings.values import BadValue, nearest, shown
 MOST = 1000
 
 
-# The values of each field, by the texts that tell them apart.
+# The values of each field, by the texts that distinguish them.
 Axes = dict[str, dict[str, Any]]
 
 
@@ -48,7 +48,7 @@ def axes_of(lists: Any, add: Callable[..., None]) -> Axes:
 
 
 def _read_axis(key: str, values: Any) -> tuple[str, dict[str, Any]]:
-    """The field that a key means, and its values by their texts. Raises BadValue."""
+    """Return the field that a key names, and its values by their texts. Raises BadValue."""
     known = IN_MATRIX.get(key)
     if known is None:
         close = nearest(key, IN_MATRIX)

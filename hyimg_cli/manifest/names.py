@@ -17,20 +17,20 @@ _DIGITS = 10
 _LONGEST, _LONGEST_FOLDER, _KEPT = 60, 40, 28
 _AS_IT_IS = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", re.ASCII)
 _FOLDER_AS_IT_IS = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-# A shell reads these as more than a name, some even in quotes, and a flag in a first "-".
-# Spaces and parentheses stay: people name pictures so.
+# A shell treats these specially, some even in quotes, and takes a leading "-" for a flag. Spaces
+# and parentheses are kept, because people use them in names.
 _OF_SHELLS = re.compile(r"[&$;'`!]|(?:^|(?<=/))-")
-# Names of devices on Windows, whatever follows a dot behind them.
+# Device names on Windows, whatever follows them after a dot.
 _DEVICES = re.compile(r"(^|/)(con|prn|aux|nul|com[0-9]|lpt[0-9])(?=$|[./])", re.IGNORECASE)
-# What ends in digits like a digest could be another's id.
+# An id that ends in something like a digest could collide with another's.
 _LIKE_DIGEST = re.compile(rf".*-[0-9a-f]{{{_DIGITS}}}", re.ASCII | re.DOTALL)
 
 
 def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str]:
-    """The id of each file by its name, a path with `/`; `suffixes` are those of pictures.
+    """Return the id of each file by its name, a path with `/`; `suffixes` are image suffixes.
 
-    Ids of a subset are those of the whole, but where names differ in case only: then all but the
-    first of them, in the order of their characters, end in a digest.
+    A subset of files gets the same ids as the whole, unless names differ in case only: then all but
+    the first of them, in character order, end in a digest.
     """
     marks = tuple(f"-{suffix.lstrip('.')}" for suffix in suffixes)
     ids: dict[str, str] = {}
@@ -44,7 +44,7 @@ def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str
         if (
             len(stem) > _LONGEST
             or not _AS_IT_IS.fullmatch(stem)
-            # Such names are those of other kinds, or end in a digest.
+            # Such names belong to other file types, or end in a digest.
             or (is_plain and (stem.lower().endswith(marks) or _LIKE_DIGEST.fullmatch(stem.lower())))
         ):
             own = _with_digest(stem, name)
@@ -59,13 +59,14 @@ def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str
 
 
 def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
-    """What the results of each picture are called: as it is; where two would meet, the one whose
-    id that is keeps it, and others get their type behind it, then a digest.
+    """Return the base name of each picture's results.
 
-    `ids`: by the picture's name. `recorded`: names of results that are there, by id: they stay.
+    It is the picture's own name. If two collide, the one whose id equals the name keeps it; the
+    others add their type, then a digest. `ids`: by the picture's name. `recorded`: names of
+    existing results by id, which are kept.
     """
     names: dict[str, str] = {}
-    # Of those without a name, the next way is for where the first is taken; the last is the id.
+    # For pictures without a name yet, try the next form if the first is taken; the last is the id.
     ways: dict[str, list[str]] = {}
     for name, own in ids.items():
         first = recorded.get(f"{own}-0", "")
@@ -95,19 +96,19 @@ def names_of_files(ids: Mapping[str, str], recorded: Mapping[str, str]) -> dict[
 
 
 def in_id(text: str) -> str:
-    """`text` as a part of an id: itself, or what can be kept of it and a digest."""
+    """Return `text` as part of an id: unchanged, or its valid characters and a digest."""
     if len(text) <= _LONGEST and _AS_IT_IS.fullmatch(text):
         return text
     return _with_digest(text, text)
 
 
 def short(text: str) -> str:
-    """A short digest of a text, of bytes that are no text too."""
+    """Return a short digest of a text, also of bytes that are not valid text."""
     return digest.of_bytes(text.encode("utf-8", "surrogatepass"))[:_DIGITS]
 
 
 def _folder(path: str) -> str:
-    """A folder's path as the part of an id before its last slash."""
+    """Return a folder's path as the part of an id before its last slash."""
     parts = path.split("/") if path else []
     kept = [
         part
@@ -120,7 +121,7 @@ def _folder(path: str) -> str:
 
 
 def _with_digest(text: str, whole: str, *, dots: str = ".") -> str:
-    """`text` as far as ids can hold it, shortened, and a digest of the `whole`."""
+    """Return the valid part of `text`, shortened, with a digest of `whole`."""
     letters = "".join(
         c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
     )

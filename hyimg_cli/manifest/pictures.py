@@ -1,4 +1,4 @@
-"""A manifest line that asks for pictures: what its model cannot do, its jobs."""
+"""Turn a manifest line that asks for pictures into jobs, and find what its model cannot do."""
 
 import json
 from collections.abc import Iterator
@@ -22,13 +22,13 @@ from hyimg_cli.spec.options import (
 )
 from hyimg_cli.spec.units import counted
 
-# Of a million jobs most have the same: one object for all.
+# Most of a million jobs have the same value, so they share one object.
 _text_sampling = lru_cache(1024, typed=True)(TextSampling)
 _file_encoding = lru_cache(1024, typed=True)(Encoding)
 
 
 def sampling_defaults(card: ModelCard, *, is_edit: bool) -> SamplingDefaults:
-    """The checkpoint's own, for an edit or a new picture."""
+    """Return the checkpoint's own sampling defaults, for an edit or a new picture."""
     return (is_edit and card.edit_defaults) or card.defaults
 
 
@@ -46,12 +46,12 @@ class PictureLine(ResolvedLine):
         if fields.get("use_system_prompt") == "custom" and self.values["system_prompt"] is None:
             what, hint = "custom needs a system_prompt", "write the system_prompt"
             yield self.fault("missing-field", what, "use_system_prompt", hint)
-        # All results of the line are one, or there is one alone.
+        # The line has one result, or all its results are the same.
         if len(self.child_ids) == 1:
             if "vary" in self.line.given:
                 yield self.unused("vary", "the line has one result")
         elif self.values["vary"] == "text":
-            # Of a text that no seed changes the seed is idle.
+            # A text that no seed changes makes its seed unused.
             given = {"ar_seed"} | self.line.given & {*COT_FIELDS}
             if why := idle_fields(self.values, given, self.values["bot_task"]).get("ar_seed"):
                 equal = f"{len(self.child_ids)} equal pictures"
@@ -91,7 +91,7 @@ class PictureLine(ResolvedLine):
         elif "lora" in self.line.given:
             what = f"{self.card.name} does not support LoRA files"
             yield self.fault("foreign-field", what, "lora", "remove the field")
-        # Options that the file's format does not take, or implies.
+        # Options that the file's format does not support, or implies.
         kind, is_lossless = self.values["format"], self.values["lossless"]
         if kind == "jpeg" and is_lossless:
             yield self.fault("conflict", "JPEG cannot be lossless", "lossless", "use webp or png")
@@ -103,7 +103,7 @@ class PictureLine(ResolvedLine):
         yield from self._outside_faults()
 
     def _outside_faults(self) -> Iterator[HyimgError]:
-        """What does not go with an edit that keeps its source outside, or only with one."""
+        """Yield faults of options that an edit with `keep_outside` excludes or requires."""
         fields = self.fields
         if not self._keeps_outside:
             why = "it needs keep_outside"
@@ -128,7 +128,7 @@ class PictureLine(ResolvedLine):
             for name in sorted({"region_mode", "max_spill"} & self.line.given):
                 yield self.unused(name, "there is no region")
         source, asked = self._kept_size(), self._size()
-        if source is None:  # it cannot be read, which is told later
+        if source is None:  # the file cannot be read, which is reported later
             return
         try:
             if self.values["region"]:
@@ -136,11 +136,11 @@ class PictureLine(ResolvedLine):
         except SourceImageError as error:
             if error.code == "source.region":
                 yield fault("region", error.what, f"{self.line.where}: region", error.hint)
-        # Another size than the one that the kept source is fitted to.
+        # A size other than the one to which the kept source is fitted.
         if asked.is_auto:
             return
         drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
-        # A size that is written out is that one, or the source's own.
+        # An explicit size means exactly that size, or the source's own.
         is_exact = asked.is_ratio or Size(asked.height, asked.width) in (drawn, source)
         if bucket is None or bucket.size != drawn or not is_exact:
             name = "ratio_index" if "ratio_index" in self.fields else "size"
@@ -152,11 +152,11 @@ class PictureLine(ResolvedLine):
         return bool(self.values["keep_outside"] and self.fields.get("images"))
 
     def _kept_size(self) -> Size | None:
-        """The kept source's size; None where it cannot be read."""
+        """Return the kept source's size; None if it cannot be read."""
         return self.source_size(self.values["kept_source"] - 1)
 
     def _outside(self) -> KeepOutside:
-        """How the edit is put back on its source."""
+        """Return how the edit is put back on its source."""
         return KeepOutside(**{name: self.values[name] for name in ("kept_source", *FINISHING)})
 
     def job(self, index: int) -> ImageJob:
@@ -164,13 +164,14 @@ class PictureLine(ResolvedLine):
         values = {name: self.values[name] for name in PICTURE_OPTIONS} | self.own(index)
         ar_seed, vary = self.values["ar_seed"], self.values["vary"]
         values["seed"] = self.seed(0 if vary == "text" else index)
-        # That of the text is as asked for, else the picture's own; `vary` says which of them move.
+        # The text's seed is used as given, else the picture's own; `vary` says which of them
+        # change.
         if ar_seed is None:
             ar_seed = self.seed(0 if vary == "picture" else index)
         elif vary == "text":
             ar_seed = count_up(ar_seed, index)
         values["ar_seed"] = int(ar_seed)
-        # A line that brings a system prompt means it to be used; so do settings that name no other
+        # A line with a system prompt wants it to be used, and so do settings that name no other
         # kind. Only `custom` has a text.
         text, kind = self.values["system_prompt"], str(self.values["use_system_prompt"])
         is_named = "use_system_prompt" in fields or self.settings["use_system_prompt"].value
@@ -194,7 +195,7 @@ class PictureLine(ResolvedLine):
             if source := self._kept_size():
                 kept = self.card.kept_size(source)
                 size = SizeRequest(kept.height, kept.width)
-        # The note is the ids'; of a text that was edited there is none.
+        # The note describes the ids; an edited text has none.
         has_note = {"written", "cot_token_ids"} <= fields.keys()
         written = json.dumps(fields["written"], sort_keys=True) if has_note else ""
         job = ImageJob(
@@ -208,7 +209,7 @@ class PictureLine(ResolvedLine):
             encoding=self._encoding(),
         )
         is_own = bool(job.negative_prompt) and "negative_prompt" not in self.line.given
-        # Without guidance nothing is held against it.
+        # Without guidance there is no second branch to compare with.
         if is_own and self.card.branches(job) == 1:
             job = replace(job, negative_prompt="")
         return job
@@ -219,12 +220,12 @@ class PictureLine(ResolvedLine):
         return _file_encoding(kind, None if is_lossless else self.values["quality"])
 
     def _size(self) -> SizeRequest:
-        """As asked for, or the one that a given text's ratio stands for: its nearest is itself."""
+        """Return the size as asked for, or the one that a given text's ratio means."""
         size = self._of_ratio(self.fields.get("ratio_index"))
         if size is None:
             return cast(SizeRequest, self.values["size"])
         return SizeRequest(size.height, size.width)
 
     def _of_ratio(self, index: int | None) -> Size | None:
-        """The size that a ratio token stands for; None where the model has no such ratio."""
+        """Return the size of a ratio token; None if the model has no such ratio."""
         return next((b.size for b in self.card.buckets if b.ratio_index == index), None)

@@ -20,44 +20,43 @@ from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import picture_work, video_work
 
-# A written token costs a forward of its own: about as much as so many rows of a denoise step.
+# A written token needs a forward of its own, which costs about as much as this many rows of a
+# denoise step.
 _ROWS_OF_A_TOKEN = 256
 _ASSUMED_TEXT = 256
 Key = TypeVar("Key", bound=Hashable)
 One = TypeVar("One")
 
-# All of a job that decides its text, with its size class, within one run and as long as its
-# sources' files stay as they are: checkpoint, precision and ranks are the same for the whole run.
+# Everything in a job that determines its text, and its size class. It holds within one run while
+# the source files are unchanged: checkpoint, precision and ranks are the same for the whole run.
 TextIdentity = tuple[Hashable, str]
 
 
 def text_identity(job: ImageJob, card: ModelCard) -> TextIdentity | None:
-    """The identity of a job's text; None where it writes none."""
+    """Return the identity of a job's text; None if it writes none."""
     inputs = job.text_inputs
     return None if inputs is None else (inputs, size_class_of(job, card))
 
 
 def text_of(job: Job) -> Hashable:
-    """Equal for pictures of one group that write the same text, and for no others; of a video its
-    prompt.
-    """
+    """Return an equal key for jobs of a group with the same text; for a video, its prompt."""
     return job.prompt if isinstance(job, VideoJob) else job.text_inputs or job.custom_id
 
 
 def size_class_of(job: ImageJob, card: ModelCard) -> str:
-    """The size that the job will be drawn in, or `auto`."""
+    """Return the size in which the job will be drawn, or `auto`."""
     bucket = card.bucket_of(job.size)
     return "auto" if bucket is None else str(bucket.size)
 
 
 def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
-    """Every job once, in groups of one model and one size class, or one size and frames.
+    """Put every job in one group, by model and size class, or by size and frames for videos.
 
-    Models, then groups, then sets of source images or prompts stand in the order of their first
-    job, as do jobs that write the same text within a set; else the manifest's order holds. So a
-    model is loaded once, and an image encoded and a text written once in a row. In a group, jobs
-    that need no text come first: they wait for nobody's. `card_of` is asked once per model of
-    pictures.
+    Models, groups, and sets of source images or prompts are ordered by their first job, and so are
+    jobs that write the same text within a set. Otherwise the manifest's order holds. So a model is
+    loaded once, and each image is encoded and each text written once in a row. In a group, jobs
+    that need no text come first, because they wait for nothing. `card_of` is called once per
+    picture model.
     """
     card = cache(card_of)
     groups: list[Group | VideoGroup] = []
@@ -72,7 +71,7 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
                 by_source, lambda job: (job.writes_text, job.lora, job.images, text_of(job))
             )
             groups.append(Group(model, size_class, order))
-        # A LoRA is read once for all that want it.
+        # A LoRA is read once for all jobs that use it.
         films = [job for job in of_model if isinstance(job, VideoJob)]
         by_lora = side_by_side(films, lambda job: job.lora)
         alike = group_by(by_lora, lambda job: (job.lora, job.size, job.num_frames))
@@ -83,14 +82,14 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
 
 
 def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[One, ...]:
-    """All of them, equal ones by `key` together, where the first of them was."""
-    # By their hashes: a million keys would take more memory than their jobs.
+    """Return all items, with equal ones by `key` moved to the first of them."""
+    # By hashes: a million keys would take more memory than their jobs.
     places: dict[int, int] = {}
     return tuple(sorted(ones, key=lambda one: places.setdefault(hash(key(one)), len(places))))
 
 
 def group_by(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[One]]:
-    """Return them by `key`, in the order in which each key first appears."""
+    """Return the items by `key`, in the order in which each key first appears."""
     by_key: dict[Key, list[One]] = {}
     for one in ones:
         by_key.setdefault(key(one), []).append(one)
@@ -99,8 +98,9 @@ def group_by(ones: Iterable[One], key: Callable[[One], Key]) -> dict[Key, list[O
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of `count`, from 1: its jobs in manifest order, of `of_jobs`; its part of all
-    planned work, and the largest part that any shard has over the mean.
+    """Shard `index` of `count`, from 1, with its jobs in manifest order, of `of_jobs`.
+
+    Also has its part of all planned work, and the largest shard's work over the mean.
     """
 
     index: int
@@ -112,14 +112,14 @@ class Shard:
 
 
 def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Callable[[Job], int]) -> Shard:
-    """The jobs of one shard. Pictures and videos are dealt each by themselves."""
+    """Return the jobs of one shard. Pictures and videos are distributed separately."""
     own: set[int] = set()
     parts = [0.0] * count
     for kind in (ImageJob, VideoJob):
         weights = {number: weigh(job) for number, job in enumerate(jobs) if isinstance(job, kind)}
         pieces = _pieces(jobs, weights, count)
         weighed = [sum(weights[number] for number in piece) for piece in pieces]
-        # Named by their first job's id, which is the same wherever the manifest lies.
+        # Named by their first job's id, which does not depend on the manifest's path.
         names = (jobs[piece[0]].custom_id for piece in pieces)
         dealt = deal(list(zip(names, weighed, strict=True)), count)
         for piece, weight, shard in zip(pieces, weighed, dealt, strict=True):
@@ -132,10 +132,10 @@ def shard_of(jobs: Sequence[Job], index: int, count: int, weigh: Callable[[Job],
 
 
 def deal(pieces: Sequence[tuple[str, int]], count: int) -> list[int]:
-    """The shard, from 0, of each piece, given as name and weight.
+    """Return the shard, from 0, of each piece, given as name and weight.
 
-    Heavy ones first, each goes to the shard that it prefers (by a hash of both) among those that
-    have room for it under the mean, else to the one that has least.
+    Heavy pieces come first. Each goes to the shard that it prefers (by a hash of both) among the
+    shards with room for it below the mean, else to the least loaded one.
     """
     import numpy as np
 
@@ -148,7 +148,7 @@ def deal(pieces: Sequence[tuple[str, int]], count: int) -> list[int]:
         weight = pieces[number][1]
         has_room = loads <= mean - weight
         if has_room.any():
-            # A product by an odd number, then its upper half: each bit of both hashes counts.
+            # Multiply by an odd number and take the upper half: every bit of both hashes counts.
             mixed = (of_shards ^ np.uint64(hashes[number])) * np.uint64(0x9E3779B97F4A7C15)
             mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
             shard = int(np.argmax(np.where(has_room, mixed >> np.uint64(1), 0)))
@@ -162,9 +162,9 @@ def deal(pieces: Sequence[tuple[str, int]], count: int) -> list[int]:
 def planned_work(
     job: Job, card_of: Callable[[str], ModelCard], video_card_of: Callable[[str], VideoCard]
 ) -> int:
-    """A job's weight: rows of a picture's forwards, or operations of a video's.
+    """Return a job's weight: rows of a picture's forwards, or operations of a video's.
 
-    A picture's size that the model will choose counts as a square, its text as an assumed length.
+    A picture whose size the model will choose counts as a square, with a text of an assumed length.
     """
     if isinstance(job, VideoJob):
         card = video_card_of(job.model)
@@ -178,9 +178,10 @@ def planned_work(
 
 
 def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list[list[int]]:
-    """The numbers of the weighed jobs in groups that share work, of one set of source pictures or
-    one prompt; a group of more than a shard's
-    part is cut in pieces of about one weight, jobs that write the same text together.
+    """Group the weighed jobs that share a set of source pictures or a prompt, by their numbers.
+
+    A group above a shard's part is cut into pieces of about one weight; jobs that write the same
+    text stay together.
     """
     groups = group_by(weights, lambda n: (jobs[n].model, jobs[n].images or jobs[n].prompt))
     mean = sum(weights.values()) / count
@@ -199,5 +200,5 @@ def _pieces(jobs: Sequence[Job], weights: Mapping[int, int], count: int) -> list
 
 
 def _hash(name: str) -> int:
-    """The same everywhere, which Python's own is not."""
+    """Return a hash that is the same everywhere, unlike Python's own."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")

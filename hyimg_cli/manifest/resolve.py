@@ -1,4 +1,4 @@
-"""A manifest's lines over the settings: the jobs that they become, `n` and `seeds` expanded."""
+"""Turn a manifest's lines and the settings into jobs, with `n` and `seeds` expanded."""
 
 import os
 from collections.abc import Callable, Hashable, Mapping
@@ -18,7 +18,7 @@ from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, Job
 
-# Values with paths that are kept for the next line.
+# Number of values with paths that are cached.
 _PATHS_NEAR = 1024
 
 
@@ -28,11 +28,11 @@ def resolve_jobs(
     card_of: Callable[[str], ModelCard],
     video_card_of: Callable[[str], VideoCard] | None = None,
 ) -> tuple[list[Job], list[HyimgError]]:
-    """The jobs of the good lines in manifest order, and the faults that only now can be seen.
+    """Return the valid lines' jobs in manifest order, and faults that only now can be found.
 
-    The cards are asked for once per model; without `video_card_of` there may be no line of a video.
-    Raises what they raise for the models of the settings; for a model that a line names, that
-    becomes a fault of the line.
+    `card_of` is called once per model; without `video_card_of`, no line may ask for a video. Raises
+    what they raise for the models of the settings; for a model that a line names, that becomes a
+    fault of the line.
     """
     listed = settings["allow_model"]
     own = [settings[name].value for name in ("model", "video_model")]
@@ -40,7 +40,7 @@ def resolve_jobs(
 
     @cache
     def place_of(name: str) -> str:
-        """Where a model lies, or its name: folders are known by where they lie."""
+        """Return a model's resolved folder, or its name if it is not a folder."""
         path = os.path.expanduser(name)
         return os.path.realpath(path) if os.path.exists(path) else name
 
@@ -54,7 +54,7 @@ def resolve_jobs(
 
     @cache
     def find_card(model: str, is_video: bool) -> Any:
-        """The card of a model; of one that has none, the error."""
+        """Return a model's card, or the error if it has none."""
         try:
             return video_card_of(model) if video_card_of and is_video else card_of(model)
         except HyimgError as error:
@@ -69,14 +69,14 @@ def resolve_jobs(
             for name, one in settings.items()
         }
 
-    # Paths of settings lead from the working folder.
+    # Paths in settings are relative to the working folder.
     settings = dict(settings) | {
         name: replace(one, value=kind.resolve_paths(one.value, Path()))
         for name, kind in PATH_FIELDS.items()
         if (one := settings.get(name)) and one.value
     }
     claims = IdClaims()
-    # Without a number from outside each line has the ids that it was read with.
+    # Without numbers from the caller, each line has the ids with which it was read.
     makes_ids = settings["n"].value > 1
     for line in manifest.lines:
         written = line.fields
@@ -110,5 +110,5 @@ def resolve_jobs(
         faults += found
         if not found:
             jobs += map(resolved.job, range(len(resolved.child_ids)))
-    # What a setting caused is the same in every line; it is said once.
+    # A fault that a setting causes is the same in every line, so it is reported once.
     return jobs, list({(one.where, one.what): one for one in faults}.values())

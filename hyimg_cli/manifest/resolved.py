@@ -13,19 +13,19 @@ from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS
 
-# The user's own data belongs to the result line; it may hold anything. A file has its name, and
-# is the same picture whatever it was a candidate for.
+# The user's own data can be anything and is kept in the result line only. The file's name is left
+# out too, and the candidate's origin: the picture is the same without them.
 _PRIVATE = ("metadata", "name", *LINEAGE)
-# Paths of sources that are kept for the next line.
+# Number of resolved paths of source images that are cached.
 _PATHS_NEAR = 1024
-# Options of a picture that count where the text before it is written, or given.
+# Options that matter only if the text before the picture is written, or given.
 _OF_TEXT = ("bot_task", "drop_think", "ar_seed")
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """The job as a manifest line that says everything: read back, it gives the same job.
+    """Return the job as a complete manifest line: read again, it gives the same job.
 
-    Fields that no stage would consume are left out; `images` stand as the job has them.
+    Fields that no stage would use are left out; `images` are as the job has them.
     """
     options = VIDEO_OPTIONS if isinstance(job, VideoJob) else PICTURE_OPTIONS
     entry = {name: getattr(job, name) for name in ("custom_id", "task", "prompt", "model")}
@@ -48,19 +48,19 @@ def job_to_json(job: Job) -> dict[str, Any]:
             entry["camera"] = job.camera
     else:
         if "negative_prompt" in job.user_fields:
-            entry["negative_prompt"] = job.negative_prompt  # an empty one is another than none
+            entry["negative_prompt"] = job.negative_prompt  # empty differs from missing
         if not job.guidance_renorm_min:
-            entry.pop("guidance_renorm_min", None)  # as if there were no such field
+            entry.pop("guidance_renorm_min", None)  # as if the field did not exist
         if not job.images:
             entry.pop("infer_align_image_size", None)
         if job.outside is not None:
             entry["keep_outside"] = True
-            # What is off its default.
+            # Values that differ from their defaults.
             for field in fields(job.outside):
                 if (value := getattr(job.outside, field.name)) != field.default:
                     entry[field.name] = value
         entry |= _text_fields(job)
-        # Nothing of a PNG: resume keys of folders from before there were others stay.
+        # PNG adds nothing, so resume keys from before other formats existed remain valid.
         if job.encoding.format != "png":
             quality = job.encoding.quality
             how = {"lossless": True} if quality is None else {"quality": quality}
@@ -75,12 +75,12 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
 
 def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
-    """`job_to_json` for a manifest in `folder`: paths of images and models lead from there."""
+    """Yield `job_to_json` with paths of images and models relative to `folder`."""
     from_folder = leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
         model = os.path.expanduser(job.model)
-        if os.sep in job.model and os.path.isdir(model):  # a flag's may have no dots in front
+        if os.sep in job.model and os.path.isdir(model):  # a flag's path may lack dots
             entry["model"] = os.path.abspath(model)
         yield map_paths(entry, lambda path: from_folder(Path(path)))
 
@@ -88,21 +88,19 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
 def lines_moved(
     lines: Iterable[Mapping[str, Any]], former: Path, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """Lines of a manifest in the folder `former`, which may be anybody's, for one in `folder`.
-    Raises BadValue.
-    """
+    """Move lines of an untrusted manifest from the folder `former` to `folder`. Raises BadValue."""
     from_folder = leading_from(folder)
     for line in lines:
         yield map_paths(line, lambda path: from_folder(joined(former, path)))
 
 
 def public_line(job: Job) -> dict[str, Any]:
-    """`job_to_json` without the user's own data, and of paths the last name alone."""
+    """Return `job_to_json` without the user's own data; paths are cut to their last name."""
     return public_fields(job_to_json(job))
 
 
 def public_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a resolved line."""
+    """Return a resolved line without the user's own data; paths are cut to their last name."""
     line = {
         name: value
         for name, value in entry.items()
@@ -113,8 +111,9 @@ def public_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def public_model(model: str) -> str:
-    """A checkpoint's name without the folders above it; a hub id stands as it is, also that of a
-    folder in the hub's cache.
+    """Return a checkpoint's name without its parent folders.
+
+    A hub id is returned unchanged; a folder in the hub's cache gives its hub id.
     """
     hub = PurePath(model).parent
     if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
@@ -125,7 +124,7 @@ def public_model(model: str) -> str:
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """A line, each path in it changed. Raises BadValue."""
+    """Return a copy of the line with every path changed. Raises BadValue."""
     return dict(line) | {
         name: kind.to_json(kind.map_paths(kind.read(line[name]), change))
         for name, kind in PATH_FIELDS.items()
@@ -134,8 +133,8 @@ def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str
 
 
 def leading_from(folder: Path) -> Callable[[Path], str]:
-    """Gives a path as it leads from `folder`."""
-    # NOTE: the system follows links before it goes up by "..", so both ends must be without them.
+    """Return a function that makes paths relative to `folder`."""
+    # NOTE: the system follows links before it resolves "..", so both ends must be free of links.
     real = cache(Path.resolve)
     start = folder.resolve()
 
@@ -150,7 +149,7 @@ def leading_from(folder: Path) -> Callable[[Path], str]:
 
 
 def _text_fields(job: ImageJob) -> dict[str, Any]:
-    """Values that bear on the text before the picture, for a job that has such text."""
+    """Return the values that affect the text before the picture, if the job has such a text."""
     if job.has_given_text:
         ids = job.cot_token_ids
         given = {"cot_text": job.cot_text} if ids is None else {"cot_token_ids": list(ids)}
@@ -169,7 +168,7 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
 
 
 def size_text(size: SizeRequest) -> str:
-    """The request as a manifest writes it; a ratio of small numbers as `W:H`."""
+    """Return the size as a manifest writes it; a ratio of small numbers as `W:H`."""
     if size.is_auto or min(size.height, size.width) >= 16:
         return str(size)
     return f"{size.width}:{size.height}"

@@ -1,7 +1,7 @@
 """Resolve a line: its values first, then the run's settings, then the checkpoint's defaults.
 
-What is wrong with it only for this model and these settings, and the jobs that it becomes, are the
-kinds' of jobs: `pictures`, `videos`.
+Faults that depend on the model and the settings, and the jobs themselves, are made in `pictures`
+and `videos`.
 """
 
 import os
@@ -25,11 +25,11 @@ _LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE 
 
 @dataclass(frozen=True)
 class ResolvedLine:
-    """A line's own `fields`, and all `values`: these over the settings over the checkpoint's own.
-    Paths lead from the working folder. `child_ids`: of the jobs that it asks for.
+    """A line's own `fields`, and all `values`: fields, then settings, then checkpoint defaults.
 
-    A kind's `faults` are those of the line for this model and these settings alone; its `job` is
-    one of the results, counted from 0.
+    Paths are relative to the working folder. `child_ids`: of the jobs that it asks for. `faults`
+    are the line's faults for this model and these settings; `job` makes one of the results, counted
+    from 0.
     """
 
     line: ManifestLine
@@ -40,7 +40,7 @@ class ResolvedLine:
     child_ids: Sequence[str]
 
     def own(self, index: int) -> dict[str, Any]:
-        """The fields of a job that no setting decides alone."""
+        """Return the fields of a job that do not come from a setting alone."""
         lineage, fields = ALONE, self.fields
         if fields.keys() & {"candidate_of", "draft_of"}:
             lineage = Lineage(**{name: fields[name] for name in LINEAGE if name in fields})
@@ -61,7 +61,7 @@ class ResolvedLine:
         }
 
     def seed(self, index: int) -> int:
-        """The seed of one of the results: as listed, counted up from one given, or by its id."""
+        """Return a result's seed: as listed, counted up from the one given, or made from its id."""
         if seeds := self.fields.get("seeds"):
             return int(seeds[index])
         base = self.values["seed"]
@@ -69,20 +69,20 @@ class ResolvedLine:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Paths of the line's pictures."""
+        """Return the paths of the line's pictures."""
         return tuple(self.fields.get("images", ()))
 
     def source_size(self, index: int) -> Size | None:
-        """Size of one of the line's pictures, by its header; None for one that fails the job."""
+        """Return a picture's size from its header; None for a file that will fail the job."""
         try:
             return size_of(self.images[index])
         except SourceImageError:
             return None
 
     def step_cache_faults(self, *, is_distilled: bool) -> Iterator[HyimgError]:
-        """Faults of a step cache where a plain run of as few steps is nearer, or is the same.
+        """Yield faults of a step cache that a plain run of as few steps would match or beat.
 
-        `is_distilled`: the model or the schedule is one of few steps.
+        `is_distilled`: the model or the schedule is a few-step one.
         """
         rule: StepCache | None = self.values["step_cache"]
         if rule is None:
@@ -100,7 +100,7 @@ class ResolvedLine:
         yield self.fault("step-cache", what, "step_cache", hint)
 
     def lora_faults(self, *, has_two: bool) -> Iterator[HyimgError]:
-        """LoRAs for another number of transformers, and files that are not there."""
+        """Yield faults of LoRAs for another number of transformers, and of missing files."""
         loras: tuple[Lora, ...] = self.values["lora"]
         places = {one.on for one in loras}
         if loras and has_two and places != {"high", "low"}:
@@ -118,16 +118,16 @@ class ResolvedLine:
                 yield self.fault("lora", what, "lora", hint)
 
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
-        """A fault at the line's field, or at the setting that gave the value."""
+        """Return a fault at the line's field, or at the setting that gave the value."""
         place = self.line.where if name in self.line.given else self.settings[name].origin
         return fault(slug, what, f"{place}: {name}", hint)
 
     def unused(self, name: str, reason: str) -> HyimgError:
-        """The fault of a field that would change nothing."""
+        """Return the fault of a field that would change nothing."""
         return self.fault("unconsumed", f"it has no effect: {reason}", name, "remove the field")
 
 
 def count_up(seed: int, by: int) -> int:
-    """The seed that stands `by` behind another."""
-    # The same object for the first: of a million jobs another one would be 30 MB.
+    """Return the seed that comes `by` after another."""
+    # The same object for the first: new ones for a million jobs would take 30 MB.
     return (seed + by) % (MAX_SEED + 1) if by else seed

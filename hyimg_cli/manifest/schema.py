@@ -1,8 +1,8 @@
 """JSON Schema of a manifest line and of a recipe, for editors; built from the declarations.
 
 Its models are pydantic's: what each field may hold, and which fields a kind of job has. Files are
-read by `line` and `settings.config`, whose messages name the place and the way out; they also see
-what several fields together do wrong, so they refuse more than a schema can.
+read by `line` and `settings.config`, whose messages name the place and a fix. These also check
+combinations of fields, so they refuse more than a schema can.
 """
 
 from collections.abc import Collection
@@ -24,13 +24,13 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Closed(BaseModel):
-    """Names that are not known are refused."""
+    """Refuses unknown names."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class _Line(_Closed):
-    """So are they in a line, but for what is copied through."""
+    """Refuses unknown names in a line, except for names that are copied through."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -40,8 +40,10 @@ class _Line(_Closed):
 
 
 def line_model() -> type[BaseModel]:
-    """A line of a manifest: a job of pictures, one of videos, with or without a
-    picture to start from, or an OpenAI batch request.
+    """Return the model of a manifest line.
+
+    A line is a job of pictures, a video with or without a start picture, or an OpenAI batch
+    request.
     """
     pictures = _line("Pictures", "pictures", task=(Task, _unset("Default: by images.")))
     videos = _line("Videos", "videos", without=NOT_IN["t2v"], task=(Literal["t2v"], ...))
@@ -59,7 +61,7 @@ def line_model() -> type[BaseModel]:
 
 
 def recipe_model() -> type[BaseModel]:
-    """A recipe: its tables of settings."""
+    """Return the model of a recipe: its tables of settings."""
     tables: dict[str, Any] = {}
     for table, rows in TABLES.items():
         fields: dict[str, Any] = {
@@ -70,21 +72,21 @@ def recipe_model() -> type[BaseModel]:
 
 
 class _WithoutTitles(GenerateJsonSchema):
-    """A field's name says as much."""
+    """Leaves out titles, which only repeat the field's name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The JSON Schema of a model, draft 2020-12."""
+    """Return the JSON Schema of a model, draft 2020-12."""
     return {"$schema": DIALECT} | model.model_json_schema(schema_generator=_WithoutTitles)
 
 
 def _line(
     title: str, kind: JobKind | None, without: Collection[str] = (), **own: Any
 ) -> type[BaseModel]:
-    """A line of one kind of job; None: with the fields of all, but those it is `without`."""
+    """Return the model of a line for one kind of job, or with all fields but `without` if None."""
     read = [one for one in FIELDS if kind is None or one.concerns(kind, denoises_latents=True)]
     # Lists of what each field may hold.
     axes: dict[str, Any] = {
@@ -104,7 +106,7 @@ def _line(
 
 
 def _unset(help: str, default: Any = None, **more: Any) -> Any:
-    """A field that may be left out, but never be null; its default, where a file could say it."""
+    """A field that may be left out but not null, with its default if a file could contain it."""
     if isinstance(default, str | int | float):
         more["default"] = default
 

@@ -17,7 +17,7 @@ from hyimg_cli.settings.values import shown
 _OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
 _DIGITS = re.compile(r"([0-9]+)")
-# Why files and folders are left out: what is said of one, and of several.
+# Reasons to leave out files and folders: the wording for one, and for several.
 _REASONS = {
     "other": ("file that is not an image", "files that are not images"),
     "raw": ("camera RAW file", "camera RAW files"),
@@ -29,9 +29,9 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Sources:
-    """Pictures in natural order, by their names from `base` (with `/`), and the paths to open.
+    """Pictures in natural order: names relative to `base` (with `/`), and the paths to open.
 
-    `base`: the folder that all of them were named in. `notes`: what was left out, a line each.
+    `base`: the common folder of the arguments. `notes`: one line for each kind of skipped file.
     """
 
     base: Path
@@ -40,23 +40,24 @@ class Sources:
 
 
 def is_pattern(argument: str) -> bool:
-    """Tell if an argument stands for the files that match it: `photos/*.jpg`, quoted."""
+    """Return True if an argument is a pattern: `photos/*.jpg`, quoted."""
     return glob.has_magic(argument) and not os.path.lexists(argument)
 
 
 def is_picture_name(name: str) -> bool:
-    """Tell by its suffix if a file is one of those that are read as pictures."""
+    """Return True if a file's suffix is one that is read as a picture."""
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def is_raw_name(name: str) -> bool:
-    """Tell by its suffix if a file is what a camera took, which is not read."""
+    """Return True if a file's suffix is a camera's raw format, which is not read."""
     return os.path.splitext(name)[1].lower() in RAW_SUFFIXES
 
 
 def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "") -> Sources:
-    """The pictures that the arguments name. Raises ManifestError with every fault of them;
-    `if_missing`: what to do where one is not there.
+    """Find the pictures that the arguments name. Raises ManifestError with every fault.
+
+    `if_missing`: the hint for a path that does not exist.
     """
     search = _Search(is_recursive, if_missing)
     bases: dict[str, Path] = {}
@@ -75,7 +76,7 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
     if search.faults:
         raise ManifestError(search.faults)
     base = next(iter(bases.values()))
-    if len(bases) > 1:  # the folder that all of them are in
+    if len(bases) > 1:  # the folder that contains all of them
         common = os.path.commonpath(bases)
         is_absolute = any(one.is_absolute() for one in bases.values())
         base = Path(common if is_absolute else os.path.relpath(common))
@@ -88,18 +89,18 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
 
 
 class _Search:
-    """What the arguments name: pictures, what is left out by reason, and faults."""
+    """What the arguments name: pictures, skipped files by reason, and faults."""
 
     def __init__(self, is_recursive: bool, if_missing: str) -> None:
         self.is_recursive, self.if_missing = is_recursive, if_missing
-        # By their absolute path, the path as it was given.
+        # Maps absolute paths to the paths as given.
         self.found: dict[str, Path] = {}
         self.left_out: dict[str, list[str]] = {reason: [] for reason in _REASONS}
         self.repeated = 0
         self.faults: list[HyimgError] = []
 
     def add(self, argument: str) -> Path:
-        """Takes what an argument names, and gives the folder in which its names begin."""
+        """Add what an argument names, and return the folder to which its names are relative."""
         if is_pattern(argument):
             matches = sorted(glob.glob(argument, recursive=True))
             if not matches:
@@ -107,7 +108,7 @@ class _Search:
                 self._refuse("no file matches this pattern", argument, hint)
             for match in matches:
                 self._add_path(match)
-            # The folder before the first part that stands for many.
+            # The folder before the first part with a wildcard.
             return Path(*takewhile(lambda part: not glob.has_magic(part), Path(argument).parts))
         self._add_path(argument)
         return Path(argument) if os.path.isdir(argument) else Path(argument).parent
@@ -142,7 +143,7 @@ class _Search:
             self.found[os.path.abspath(name)] = Path(name)
 
     def _entered(self, folder: str, below: Iterable[str]) -> Iterator[str]:
-        """The folders to look into: no hidden ones, no links, no results of earlier runs."""
+        """Yield the folders to search: no hidden ones, no links, no results of earlier runs."""
         for name in below:
             path = os.path.join(folder, name)
             if name.startswith("."):
@@ -164,7 +165,7 @@ class _Search:
         self.faults.append(fault("unreadable", what, str(error.filename)))
 
     def notes(self) -> Iterator[str]:
-        """Sentences on the files left out, one for each reason."""
+        """Yield sentences on the skipped files, one for each reason."""
         for reason, (one, many) in _REASONS.items():
             if names := self.left_out[reason]:
                 some = sorted(names)[:_NAMED]
@@ -177,12 +178,12 @@ class _Search:
 
 
 def _is_text(name: str) -> bool:
-    """Tell if a name can be written: one that is not UTF-8 cannot."""
+    """Return True if a name can be written as UTF-8."""
     return not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def _natural(name: str) -> list[tuple[list[str | int], str]]:
-    """A key that puts 2 before 10 and folders' files together, whatever their case."""
-    # Of what is split by numbers every second part is one.
+    """Return a sort key that puts 2 before 10 and keeps folders together, ignoring case."""
+    # After a split at numbers, every second part is a number.
     split = ((_DIGITS.split(part.casefold()), part) for part in name.split("/"))
     return [([int(r) if at % 2 else r for at, r in enumerate(runs)], part) for runs, part in split]

@@ -1,4 +1,4 @@
-"""CSV and TSV manifests: a job a record, the first of which names the columns.
+"""CSV and TSV manifests: one job per record, after a first record with the column names.
 
 A record's position is the line on which it begins, because its texts may contain line ends.
 """
@@ -20,11 +20,11 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 def read_table(
     data: bytes, title: str, delimiter: str, faults: list[HyimgError]
 ) -> Iterator[tuple[int, Line]]:
-    """The records of a file as lines, each with its number; faults that are of no record go to
-    `faults`, empty so far. Nothing in the file raises.
+    """Yield the records of a file as lines, each with its number.
 
-    A file of commas may have semicolons instead, as spreadsheets write it where the comma is in
-    numbers.
+    Never raises for the contents. Faults that belong to no record are added to `faults`. In a CSV
+    file, semicolons may replace commas, because spreadsheets write them where the decimal separator
+    is a comma.
     """
     try:
         text = data.decode()
@@ -39,14 +39,14 @@ def read_table(
     rows = _rows(text, title, delimiter, faults)
     header = next(rows, None)
     columns = [] if header is None else _columns(header[1], f"{title}:{header[0]}", faults)
-    if faults and "prompt" not in columns:  # whose fault is in every row
+    if faults and "prompt" not in columns:  # a column's fault is in every row
         return
     records = list(rows)
     if not records and not faults:
         faults.append(fault("empty", "the file has no jobs", title, "write one job per row"))
     for number, row in records:
         line, named = Line(f"{title}:{number}"), zip(columns, row, strict=False)
-        # Cells under unknown names are left out: the name is the fault.
+        # Cells in unknown columns are left out: the column name is the fault.
         line.read_fields(((name, text) for name, text in named if name is not None), are_cells=True)
         if beyond := sum(bool(text.strip()) for text in row[len(columns) :]):
             what = f"the row has {counted(beyond, 'cell')} too many"
@@ -57,9 +57,9 @@ def read_table(
 def _rows(
     text: str, title: str, delimiter: str, faults: list[HyimgError]
 ) -> Iterator[tuple[int, list[str]]]:
-    """Each row that holds something, with the line on which it begins.
+    """Yield each row that is not empty, with the line on which it begins.
 
-    What follows a quote that never ends cannot be read: that ends the rows, and is a fault.
+    Text after a quote that is never closed cannot be read: it ends the rows and is a fault.
     """
     most = csv.field_size_limit(MANIFEST_BYTES)
     number = 1
@@ -78,10 +78,10 @@ def _rows(
 
 
 def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[str | None]:
-    """The field that each column holds; None for one that none knows."""
+    """Return the field of each column; None for an unknown name."""
     names = []
     for name in map(str.strip, row):
-        # `Image` and `Custom ID` of a spreadsheet mean fields too.
+        # `Image` and `Custom ID` in a spreadsheet mean fields too.
         own = re.sub(r"[\s-]+", "_", name.lower())
         names.append(own if own in BY_NAME else name)
     if not any(name in BY_NAME for name in names):
@@ -95,7 +95,7 @@ def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[s
         known = BY_NAME.get(name)
         own = known.name if known else name
         column = own if known or name.startswith("x_") else None
-        if column is None and name:  # a spreadsheet leaves columns without a name
+        if column is None and name:  # spreadsheets leave columns without a name
             header.add_unknown(name)
         elif column in columns and name:
             column, what, hint = None, f"{own} is given twice", "remove one of the columns"

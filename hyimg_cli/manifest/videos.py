@@ -19,7 +19,7 @@ class VideoLine(ResolvedLine):
     card: VideoCard
 
     def faults(self) -> Iterator[HyimgError]:
-        # A task that is not the checkpoint's, and pictures that it has no use for.
+        # A task that the checkpoint does not have, or pictures that it cannot use.
         rule, count = self.card.start, len(self.images)
         if self.card.needs_start and not count:
             what = "this model needs a start image as well as a prompt"
@@ -37,7 +37,7 @@ class VideoLine(ResolvedLine):
             what = "this model needs a first and a last frame, and the last one is missing"
             hint = "name two pictures, or use the i2v checkpoint"
             yield self.fault("images", what, "images", hint)
-        # Libraries round sizes and frames down without a word.
+        # Libraries silently round sizes and frame counts down.
         size, multiple = self.size(), self.card.size_multiple
         for side, pixels in (("height", size.height), ("width", size.width)):
             if rest := pixels % multiple:
@@ -51,7 +51,7 @@ class VideoLine(ResolvedLine):
             below = (frames - 1) // stride * stride + 1
             hint = f"the nearest are {below} and {below + stride}"
             yield self.fault("frames", what, "num_frames", hint)
-        # A guidance that is asked for and is off, or that this model does not have.
+        # Guidance that is asked for but off, or that this model does not have.
         scale = self.values["guidance_scale"]
         if scale < 1 and not self.card.guides_below_one:
             what = f"guidance_scale {scale:g} has no effect: this model guides above 1 only"
@@ -71,8 +71,10 @@ class VideoLine(ResolvedLine):
             yield self.unused("camera", "this model does not follow a camera")
 
     def size(self) -> Size:
-        """Pixels of the video: as asked; the model's own; or of that area in a ratio asked for, or
-        in that of the first picture.
+        """Return the video's size in pixels.
+
+        It is the size asked for, or the model's own size. With a ratio, or a first picture, it has
+        the area of the model's own size and that shape.
         """
         request: SizeRequest = self.values["size"]
         own, rule = self.card.defaults.size, self.card.start

@@ -1,5 +1,6 @@
-"""A text that `hyimg think` wrote, on its manifest line: what is noted of it, and what of it still
-holds once people have edited it.
+"""A text that `hyimg think` wrote on a manifest line: its note, and the effect of edits.
+
+Fields of the line:
 
     cot_text        for people; edited, it is tokenised as it stands
     cot_token_ids   the text's own tokens: what counts as long as cot_text is as it was written
@@ -22,15 +23,15 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import BOT_TASKS
 
-# Of a note, beside its tags.
+# Keys of a note, in addition to its tags.
 _LISTS = ("ending", "lengths", "withdrawn")
 
 
 def read_note(value: Any) -> Any:
-    """The note of a written text. Its other keys are for people. Raises BadValue."""
+    """Return the note of a written text. Its other keys are for people. Raises BadValue."""
     as_json(value)
     kinds = {"tags": str} | dict.fromkeys(_LISTS, int)
-    # All that is read again must be there, and of its type.
+    # Everything that is read again must exist and have its type.
     if not (
         isinstance(value, dict)
         and all(isinstance(value.get(name), str) for name in ("text_sha256", "ids_sha256", "cut"))
@@ -49,8 +50,10 @@ NOTE = Kind(read_note, {})
 
 @dataclass(frozen=True)
 class Replay:
-    """A text that was written before, as the AR stage of its job had it: fed so again, it gives the
-    same K/V to the bit. `job` is the one that would write it; see `KnownText` for the rest.
+    """A text that was written earlier, as its job's AR stage had it.
+
+    Fed in the same way, it gives the same K/V to the bit. `job` is the one that would write it; see
+    `KnownText` for the rest.
     """
 
     job: ImageJob
@@ -62,7 +65,7 @@ class Replay:
 
     @classmethod
     def of(cls, job: ImageJob) -> "Replay | None":
-        """The replay of a job's ids; None where nothing was noted of them or they have no size."""
+        """Return the replay of a job's ids; None if they have no note or no size."""
         if not job.written_json or job.cot_token_ids is None or job.size.is_auto:
             return None
         note, ids = json.loads(job.written_json), job.cot_token_ids
@@ -78,12 +81,12 @@ class Replay:
         return cls(writing, ids, ending, note["cut"], lengths, withdrawn)
 
     def fed(self, opening: int) -> tuple[int, ...]:
-        """The ids behind a prompt that ends with the first `opening` of the text's."""
+        """Return the ids after a prompt that ends with the first `opening` ids of the text."""
         count = sum(self.lengths) - len(self.withdrawn)
         return (self.ids + self.ending)[opening:][: max(0, count)]
 
     def runs(self, opening: int) -> tuple[tuple[int, ...], ...]:
-        """The same as they entered the network together; none where the note was changed."""
+        """Return the ids in the runs that entered the network; none if the note was changed."""
         every = self.fed(opening) + self.withdrawn
         if len(every) != sum(self.lengths):
             return ()
@@ -92,14 +95,14 @@ class Replay:
 
 
 def note(ids: Sequence[int], text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The note of a text as it was written; `facts`: how it came about."""
-    # Of the sections that the text has: of tags that are opened and closed.
+    """Return the note of a text as it was written; `facts`: how it was made."""
+    # Of the text's sections: the tags that are opened and closed.
     tags = _tags(text, set(re.findall(r"<(\w+)>.*?</\1>", text, re.DOTALL)))
     return digests_of(text, ids) | {"tags": tags} | dict(facts)
 
 
 def digests_of(text: str | None, ids: Sequence[int] | None) -> dict[str, str]:
-    """Digests by which a note tells an edit."""
+    """Return the digests by which a note detects an edit."""
     return {
         "text_sha256": digest.of_bytes((text or "").encode()),
         "ids_sha256": digest.of_json(list(ids or ())),
@@ -107,7 +110,7 @@ def digests_of(text: str | None, ids: Sequence[int] | None) -> dict[str, str]:
 
 
 def tag_fault(note: Mapping[str, Any], text: str) -> str:
-    """Fault of an edited text's tags; empty where they are as they were."""
+    """Return the fault of an edited text's tags; empty if they are unchanged."""
     expected = list(note["tags"])
     found = _tags(text, {tag.strip("</>") for tag in expected})
     if found == expected:
@@ -120,5 +123,5 @@ def tag_fault(note: Mapping[str, Any], text: str) -> str:
 
 
 def _tags(text: str, names: set[str]) -> list[str]:
-    """The tags of these names, in order."""
+    """Return the tags with these names, in order."""
     return [tag for tag in re.findall(r"</?\w+>", text) if tag.strip("</>") in names]

@@ -90,9 +90,9 @@ def _size(path: Path) -> str:
 def breaches(
     results: Iterable[Measured], metrics: Sequence[Metric], limits: Mapping[str, float]
 ) -> Iterator[str]:
-    """Yield a sentence for each pair that breaks a limit, by its worst frame; NaN breaks any limit.
+    """Yield a sentence for each pair that breaks a limit, by its worst frame.
 
-    `limits`: by metric, in dB, levels, at least 0 or at most 1.
+    `limits`: by metric, in dB, levels, at least 0 or at most 1. NaN breaks any limit.
     """
     limited = [(metric, limits[metric.name]) for metric in metrics if metric.name in limits]
     for one in results:

@@ -24,12 +24,12 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import KeepOutside
 
-# Edits are found in at most so many pixels; all of them are compared, so many at a time.
+# Edits are searched in at most this many pixels; all pixels are compared, this many at a time.
 _AREA, _LEAST_SIDE, _STRIP = 1_200_000, 8, 4_000_000
-# Ratios that are further apart were cut, not stretched.
+# Pictures whose ratios differ by more were cropped, not stretched.
 _SAME_RATIO = 0.02
-# So far from an edit, for a megapixel, what hangs together with it is its blend into the source,
-# in which rounding leaves gaps.
+# Within this distance of an edit, per megapixel, connected differences are its blend into the
+# source, in which rounding leaves gaps.
 _BLEND, _GAP = 64.0, 3
 _OUTSIDE = {
     "matte": "where the run's matte is 0",
@@ -53,7 +53,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     size, can_count = Size(own.height, own.width), is_exact and is_other_exact
     can_count &= own.size == other.size
     if Path(outside.mask).name == f"{result.stem}.mask.png":
-        # The matte of the result itself allows whatever is not 0, as in its run.
+        # The result's own matte allows changes wherever it is not 0, as in its run.
         check_region(outside, size)
         matte = np.asarray(own_picture(Path(outside.mask))[0].convert("L"))
         given: Pixels | None = np.where(matte > 0, np.uint8(255), np.uint8(0))
@@ -125,8 +125,9 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
-    """Return what the run of a result recorded: its verdict and where it edited [H, W]; None if no
-    line names this file, or its size has changed.
+    """Return what the run of a result recorded: its verdict and where it edited [H, W].
+
+    None if no line names this file, or its size has changed.
     """
     place = Path(os.path.abspath(result))
     run = run_of(place)
@@ -198,5 +199,5 @@ def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Pixels, Pixels, Mas
         rows = slice(top, min(top + step, a.height))
         box = (0, rows.start, a.width, rows.stop)
         left, right = (np.asarray(one.crop(box).convert("RGBA")) for one in (a, b))
-        # Four bytes at once: a reduction over so short an axis is slow.
+        # Four bytes at once: a reduction over such a short axis is slow.
         yield rows, left, right, (left.view(np.uint32) != right.view(np.uint32))[..., 0]

@@ -1,5 +1,6 @@
-"""Find pairs to compare: two files, folders by name, runs by custom_id, a manifest of pairs, the
-variants of a bench.
+"""Find pairs of files, folders, runs or bench variants to compare, or read a list of pairs.
+
+Folders are paired by name, runs by custom_id.
 """
 
 import os
@@ -20,7 +21,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".a
 BENCH_JSON = "bench.json"
 # The folders with the pictures of a bench's variants; it has at least two.
 VARIANTS = tuple("ABCD")
-# Here, in a folder, in a folder of folders such as runs/.
+# In this folder, in a subfolder, or in a subfolder's subfolder such as in runs/.
 _BENCH_PLACES = (BENCH_JSON, f"*/{BENCH_JSON}", f"*/*/{BENCH_JSON}")
 _NAMED_AT_MOST = 5
 

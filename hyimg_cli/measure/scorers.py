@@ -1,4 +1,4 @@
-"""Scorers without weights. They run as all others do: in a process of their own, by `scoring`."""
+"""Scorers without weights. Like all scorers, they run in their own processes, by `scoring`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ SCORERS = {
 }
 Cases = Sequence[Mapping[str, Any]]
 _RECAPTION = re.compile(r"<recaption>(.*?)(</recaption>|$)", re.DOTALL)
-# Where no space is between words each sign counts as one.
+# In scripts without spaces, each sign counts as a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+")
 _SAYS_LITTLE = frozenset(
     _WORD.findall(
@@ -31,9 +31,10 @@ _SAYS_LITTLE = frozenset(
 
 
 def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """How far a result is from its source outside the edit, as `measure.outside` finds it: the mean
-    distance (CIE76). No value where no edit is found, or all of the picture was edited: nothing is
-    outside then.
+    """Yield how far a result is from its source outside the edit: the mean distance (CIE76).
+
+    As `measure.outside` finds it. No value if no edit is found, or if the whole picture was edited,
+    because nothing is outside then.
     """
     for case in cases:
         source = Path(case["sources"][case.get("kept_source", 1) - 1])
@@ -51,9 +52,10 @@ def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]
 
 
 def text(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The share of the prompt's words that the text before the picture repeats, 0 to 1: of its
-    recaption where it has one. Words that say little (a, the, of, make) do not count, nor does a
-    plural's s. No meaning is compared.
+    """Yield the share of the prompt's words that the text before the picture repeats, 0 to 1.
+
+    The text is its recaption, if it has one. Common words (a, the, of, make) do not count, nor does
+    a plural's s. Meaning is not compared.
     """
     for case in cases:
         said = _RECAPTION.search(case["text"])

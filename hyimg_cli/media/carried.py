@@ -1,7 +1,7 @@
-"""A source picture with all that its result keeps: exact pixels, colour profile and EXIF.
+"""A source picture with everything that its result keeps: exact pixels, profile and EXIF.
 
-Pixel numbers are kept under transparent ones, too. Pictures that do not fit into 8 bits per channel
-are refused: 16-bit, CMYK, float, and several frames.
+Colours under transparent pixels are kept too. Pictures that do not fit into 8 bits per channel are
+refused: 16-bit, CMYK, float, and several frames.
 """
 
 import io
@@ -29,16 +29,16 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
 from hyimg_cli.spec.options import KeepOutside
 
-# Modes whose numbers are 8 bits a channel of RGB, or grey.
+# Modes with 8 bits per channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
 _ORIENTATION, _EXIF, _GPS = ExifTags.Base.Orientation, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
-# Of the old pixels, or unreadable after another header: sizes, offsets, maker's notes.
+# Tags about the old pixels, or unreadable in a new file: sizes, offsets, maker's notes.
 _OLD = {
     _ORIENTATION, _EXIF, _GPS, ExifTags.IFD.Interop, ExifTags.IFD.IFD1, ExifTags.Base.MakerNote,
     *range(0x0100, 0x0104), 0x0106, 0x0111, 0x0115, 0x0116, 0x0117, 0x011C, 0x013D, 0x0142, 0x0143,
     0x0144, 0x0145, 0x014A, 0x0152, 0x0153, 0x0201, 0x0202, 0x02BC, 0x8649, 0x8773, 0xC4A5,
 }  # fmt: skip
-# Ink of a redraw on white that is only noise.
+# Deviation from white in a redraw that is only noise.
 _CLEAR = 6
 
 
@@ -64,11 +64,11 @@ class Carried:
         if self.own.shape[2] == 3:
             return result
         edited = self.own.copy()
-        # A row at a time: what is worked out stays small.
+        # One row at a time, to keep temporary arrays small.
         for row, drawn_row, is_edit in zip(edited, result, matte > 0, strict=True):
             np.copyto(row[:, :3], drawn_row, where=is_edit[:, None])
-            # Where it was clear, colour is un-mixed from the white that it was drawn on: the least
-            # clear colour that is this on white, with the ink of it, or the alpha that was there.
+            # In transparent parts, colour is un-mixed from the white that it was drawn on: with the
+            # smallest alpha that can give this on white, or the source's if that is larger.
             at = is_edit & (row[:, 3] < 255)
             drawn = drawn_row[at]
             ink = 255 - drawn.min(axis=1)
@@ -76,12 +76,12 @@ class Carried:
             part = np.maximum(alpha, 1).astype(np.float32) / 255
             colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
             row[at] = np.hstack([colour.astype(np.uint8), alpha])
-        # As of a source: what is clear nowhere has no alpha, which a WebP would drop, too.
+        # As for a source: an alpha channel that is opaque everywhere is dropped, as WebP does.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
     def encode(self, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> bytes:
         """Return a result's lossless file with metadata `text`; without it, only the profile."""
-        # A profile of grey is none of colours.
+        # A grey profile does not fit colours.
         icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
         exif = b"" if text is None else self.exif
         return formats.encode(pixels, encoding, text, icc=icc, exif=exif, compress_level=3)
@@ -143,7 +143,7 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
     own, _ = own_picture(path)
     grey = own.convert("L")
     darkest, brightest = grey.getextrema()
-    # Of one colour, it is drawn in alpha alone.
+    # A mask of one colour is drawn in alpha only.
     is_alpha = own.mode == "RGBA" and darkest == brightest
     levels = np.asarray(own.getchannel("A") if is_alpha else grey)
     if not (levels > 127).any():
@@ -184,16 +184,17 @@ def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | N
 
 
 def _carry_exif(image: Image.Image, *, keep_gps: bool) -> bytes:
-    """The EXIF of upright pixels; what cannot be read is left out."""
+    """Return the EXIF of upright pixels, without tags that cannot be read."""
     kept = Image.Exif()
     with suppress(Exception):
-        # NOTE: `getexif` is the image's own object: taken from it, the orientation would be lost.
+        # NOTE: `getexif` returns the image's own object: deleting the orientation there would lose
+        # it.
         own = image.getexif()
         kept.update({tag: value for tag, value in own.items() if tag not in _OLD})
         inner = {_EXIF: own.get_ifd(_EXIF), _GPS: own.get_ifd(_GPS) if keep_gps else {}}
         inner[_EXIF] = {tag: value for tag, value in inner[_EXIF].items() if tag not in _OLD}
         for part, fields in inner.items():
-            if fields:  # an empty part would be written, too
+            if fields:  # an empty part would be written too
                 kept.get_ifd(part).update(fields)
         return kept.tobytes() if kept or any(inner.values()) else b""
     return b""

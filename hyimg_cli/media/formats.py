@@ -21,11 +21,11 @@ from hyimg_cli.media.metadata import KEYWORD, PARAMETERS, PictureText
 from hyimg_cli.spec.job import Encoding
 
 PNG = Encoding()
-# From here on a JPEG keeps every pixel's colour; below, one colour for four pixels.
+# From this quality on, a JPEG keeps every pixel's colour; below, one colour for four pixels.
 _FULL_COLOUR = 90
-# Source: the EXIF standard, and piexif, by which other tools read the comment.
+# Source: the EXIF standard, and piexif, with which other tools read the comment.
 _UNICODE, _COMMENT_CODING = b"UNICODE\0", "utf-16-be"
-# EXIF of a JPEG is one segment of 65,533 bytes, a character up to four of them.
+# EXIF in a JPEG is one segment of 65,533 bytes, and a character takes up to four.
 _MOST_CHARACTERS = 16_000
 _CUT = "… (cut: the record has all of it)"
 _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000

@@ -27,8 +27,8 @@ from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
-# Sizes are checked here; what else Pillow warns of is repaired by it or fails later on. Said once:
-# to ignore it for a block is not safe where other threads read pictures.
+# Sizes are checked here; other things that Pillow warns of are repaired by it or fail later. Set
+# once for the process: ignoring a warning within a block is not thread-safe.
 warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
 
 Pixels = NDArray[np.uint8]
@@ -39,27 +39,27 @@ MAX_SOURCE_BYTES = 1_000_000_000
 MAX_ASPECT = 200
 _UPRIGHT, _SIDEWAYS = 1, (5, 6, 7, 8)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO")
-# Names by which files of these formats are known; a test asks Pillow.
+# Names of these formats' files; a test compares them with Pillow.
 SUFFIXES = {
     ".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2",
     ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm",
     ".tif", ".tiff", ".webp", ".heic", ".heics", ".heif", ".heifs", ".hif",
 }  # fmt: skip
-# Of cameras: their first picture is a thumbnail, which Pillow would take some for.
+# Camera raw formats: their first picture is a thumbnail, which Pillow would read for some.
 RAW_SUFFIXES = {
     ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mrw",
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 }  # fmt: skip
 RAW_HINT = "convert raw files first, for example: magick {0} {1}.jpg"
-# What phones write and Pillow reads with an extra library; some AVIF begins so, too.
+# Formats of phones that Pillow reads with an extra library; some AVIF files begin the same way.
 _HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _MAGIC = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\0|MM\0\*", re.DOTALL)
-# Modes that become RGB without a word of it, and what to call the others.
+# Modes that become RGB without a note, and names for the others.
 _PLAIN_MODES = {"RGB", "L", "1", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
-# What reading a source changed of one that is clear in places.
+# The note on a source with transparent parts.
 _ON_WHITE = "transparency composited on white"
-# NOTE: on damaged bytes Pillow's decoders raise nearly anything: SyntaxError, IndexError,
+# NOTE: on damaged bytes, Pillow's decoders raise almost anything: SyntaxError, IndexError,
 # zlib.error, RuntimeError. Use this only around calls into Pillow.
 _DECODER_ERRORS = Exception
 
@@ -92,10 +92,10 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
     with open_picture(path) as image:
         size, notes = image.size, tuple[str, ...]()
         if decode:
-            # All of a JPEG's data are read, for an eighth of its pixels.
+            # All of a JPEG's data are read, but only an eighth of its pixels are decoded.
             image.draft(image.mode, (1, 1))
             _, notes = read_upright(path, image)
-        # A TIFF's size is upright as it is.
+        # A TIFF's size already accounts for its orientation.
         is_on_side = image.format != "TIFF" and _orientation(image) in _SIDEWAYS
         return Size(*(size if is_on_side else size[::-1])), notes
 
@@ -107,7 +107,7 @@ def size_of(path: str) -> Size:
     """
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # none of this machine's
+    except (OSError, ValueError):  # not a path of this machine
         return _size_since(path, 0, 0)
     return _size_since(path, found.st_mtime_ns, found.st_size)
 
@@ -155,7 +155,7 @@ def text_of(path: Path) -> PictureText:
 
 
 def fit_cover(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
+    """Return `pixels` scaled (Lanczos) to cover `size`, then cropped to it around the centre.
 
     Source: HunyuanImage-3.0, `resize_and_crop`, whose order of operations decides the rounding.
     """
@@ -243,7 +243,7 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
             formats = (*FORMATS, "HEIF") if is_heif and _knows_heif() else FORMATS
             image = Image.open(file, formats=formats)
         except Image.DecompressionBombError as error:
-            # Only Pillow's message tells how many.
+            # Only Pillow's message gives the number.
             count = re.search(r"[0-9]+", str(error))
             raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
         except _DECODER_ERRORS as error:
@@ -282,7 +282,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
     The notes include what RGB on white changes. Raises SourceImageError.
     """
     with _decoder_faults(path):
-        # What will be changed, as far as it shows before decoding.
+        # What will be changed, as far as it is known before decoding.
         count, bits = getattr(image, "n_frames", 1), bits_of(image)
         if image.format == "PNG":
             # NOTE: its EXIF may follow its pixels. When asked for it, Pillow decodes; if that
@@ -305,7 +305,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
 
 def bits_of(image: ImageFile.ImageFile) -> int:
     """Return the bits of a channel before decoding: 8 unless the header says more."""
-    # Pillow itself drops the lower 8 bits of colours, so only the raw mode tells of them.
+    # Pillow drops the lower 8 bits of colours, so only the raw mode shows them.
     if image.mode.startswith("I") or any(";16" in str(tile.args) for tile in image.tile):
         return 16
     match image.format:
@@ -317,11 +317,11 @@ def bits_of(image: ImageFile.ImageFile) -> int:
             args = image.tile[0].args
             return args[1].bit_length() if isinstance(args, tuple) else 8
         case "AVIF":
-            # In the box av1C of a coded picture, the flag of 10 bits or more.
+            # In the box av1C of a coded picture: the flag for 10 bits or more.
             is_deep = re.search(rb"av1C..[\x40-\x7f\xc0-\xff]", _head(image), re.DOTALL)
             return 10 if is_deep else 8
         case "JPEG2000":
-            # In the marker SIZ, the first channel's bits less one.
+            # In the SIZ marker: the first channel's bits minus one.
             depth = re.search(rb"\xff\x4f\xff\x51.{38}(.)", _head(image), re.DOTALL)
             return 1 + (depth[1][0] & 0x7F) if depth else 8
     return 8
@@ -367,7 +367,7 @@ def _own_channels(image: Picture) -> Picture:
 
 
 def _grey_of(image: Image.Image) -> Image.Image:
-    """8-bit grey from one wide number per pixel: 16-bit integers, or fractions up to 1 or 255."""
+    """Return 8-bit grey from one wide number per pixel: 16-bit, or fractions up to 1 or 255."""
     numbers = np.asarray(image)
     highest = np.nan_to_num(numbers).max() if image.mode == "F" else 65535
     scale = 255.0 if highest <= 1 else 1.0 if highest <= 255 else 255 / 65535

@@ -18,15 +18,15 @@ from hyimg_cli.spec.job import ImageJob, Size
 FORMAT = 2
 # The PNG text chunks that hold the parameters and the record.
 PARAMETERS, KEYWORD = "parameters", "hyimg"
-# No XML holds these, no file half a surrogate pair.
+# Characters that XML cannot hold, and half surrogate pairs, which no file can hold.
 _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Provenance of a file: hyimg's version, the checkpoint, by name what else decides its bits.
+    """A file's origin: hyimg's version, the checkpoint, and all else that decides its bits.
 
-    `settings`: of the run (device, dtype, KV reuse, ...); `packages`: versions.
+    `settings`: of the run (device, dtype, KV reuse, ...). `packages`: versions.
     """
 
     version: str
@@ -46,7 +46,7 @@ class PictureText:
 
 @dataclass(frozen=True)
 class PictureFacts:
-    """Results of a job beyond its settings: enough to make the same pixels again.
+    """Facts of a finished job beyond its settings: enough to make the same pixels again.
 
     `source_sha256`: of the bytes of each source image, in order.
     """
@@ -67,7 +67,7 @@ def picture_text(
         "format": FORMAT,
         "job": line,
         **asdict(facts.provenance),
-        # Where the text is given the job has no bot_task, but a dynamic system prompt hangs on it.
+        # A job with a given text has no bot_task, except if a dynamic system prompt depends on it.
         "bot_task": job.bot_task,
         "source_sha256": facts.source_sha256,
         "ratio_index": facts.ratio_index,
@@ -76,8 +76,8 @@ def picture_text(
         "size": str(size),
         "pixel_sha256": pixel_sha256,
     }
-    # Prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext, in which
-    # a name is quoted where its commas or colons would end a setting.
+    # The prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext, in
+    # which a name with commas or colons is quoted.
     name = PurePath(facts.model_name).name
     settings = {
         "Steps": job.num_inference_steps,

@@ -27,7 +27,7 @@ _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
     (re.compile(rb"....ftyp", re.DOTALL), "mp4"),
     (re.compile(rb"\s*\{"), "sidecar"),
 )
-# A record of the longest text is a tenth of it.
+# A record of the longest text is a tenth of this size.
 MAX_SIDECAR_BYTES = 10_000_000
 _OURS = "give a .png, .jpg, .webp or .mp4 that hyimg wrote, or the .json next to an .mp4"
 _NO_RECORD = "use a file as hyimg wrote it, without --no-metadata; others may drop the record"
@@ -115,7 +115,7 @@ def _kind(path: Path) -> Kind:
 
 
 def _video_texts(path: Path) -> tuple[str, str]:
-    """The comment of an MP4, and the source type in its XMP packet."""
+    """Return the comment of an MP4, and the source type in its XMP packet."""
     try:
         with open_video(path, export_xmp="1") as container:
             said = container.metadata

@@ -21,12 +21,12 @@ from hyimg_cli.files import is_of_the_disk, replacing, storage_error
 from hyimg_cli.spec import digest
 
 Frames = NDArray[np.uint8]
-# Visually without loss, at a speed that keeps up with any model.
+# Visually lossless, and fast enough for any model.
 _CRF, _PRESET = "17", "medium"
-# NOTE: x264 cuts its work by the number of threads, so another number gives another file.
+# NOTE: x264 splits its work by the number of threads, so another number gives another file.
 _THREADS = 4
-# NOTE: x264's macroblock tree reads memory that it never wrote: equal small frames gave four
-# different files in one process. Without it, or without its assembly, they give one.
+# NOTE: x264's macroblock tree reads uninitialised memory: equal small frames gave four different
+# files in one process. Without it, or without its assembly, they give one file.
 _STEADY = "mbtree=0"
 _BT709 = 1
 
@@ -71,7 +71,7 @@ class VideoWriter:
         """`box` is appended to the MP4 as it is."""
         self.path, self.comment, self.frames_folder = path, comment, frames_folder
         self._fps, self._box, self._count, self._pixels = fps, box, 0, hashlib.sha256()
-        # What a muxer of another version would name itself stays out of the file.
+        # The version of the muxer stays out of the file.
         options = {"fflags": "+bitexact", "movflags": "+faststart"}
         with _disk_errors(path), ExitStack() as places:
             self._mp4 = places.enter_context(replacing(path))
@@ -123,7 +123,7 @@ class VideoWriter:
         }  # fmt: skip
         context = stream.codec_context
         context.thread_count = _THREADS
-        # A player must not guess how colours were turned into luma and chroma.
+        # Players must not have to guess how RGB became luma and chroma.
         context.color_range = ColorRange.MPEG
         context.colorspace = Colorspace.ITU709
         context.color_primaries = context.color_trc = _BT709
@@ -148,12 +148,12 @@ class VideoWriter:
 
 
 class _Unfinished(Exception):
-    """Raised and caught in `VideoWriter.close`: nothing is put in its place."""
+    """Raised and caught in `VideoWriter.close`, so that unfinished files are removed."""
 
 
 @contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Raise StorageError for what the disk refuses; the encoder's own errors pass."""
+    """Raise StorageError for errors of the disk; the encoder's own errors pass."""
     try:
         yield
     except OSError as error:

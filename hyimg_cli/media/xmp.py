@@ -10,11 +10,11 @@ from xml.sax.saxutils import escape
 
 _CODES = "http://cv.iptc.org/newscodes/digitalsourcetype/"
 MADE, EDITED = f"{_CODES}trainedAlgorithmicMedia", f"{_CODES}compositeWithTrainedAlgorithmicMedia"
-# Where a PNG keeps its packet.
+# The PNG chunk that holds the packet.
 PNG_KEYWORD = "XML:com.adobe.xmp"
-# A JPEG's segment holds 65,533 bytes, its own name among them.
+# A JPEG segment holds 65,533 bytes, including its own name.
 MOST_IN_JPEG = 65_533 - len(b"http://ns.adobe.com/xap/1.0/\0")
-# The packet's marks are the same in every file, by the specification.
+# The packet's markers are the same in every file, by the specification.
 _PACKET = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">'
     '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" '
@@ -24,7 +24,7 @@ _PACKET = (
     '</rdf:Description></rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
 )
 _SPACE = ' xmlns:hyimg="urn:x-hyimg:1.0/"'
-# As it is written, and as other programs write a packet again.
+# As hyimg writes it, and as other programs rewrite a packet.
 _RECORDS = ((b"<hyimg:record>", b"</hyimg:record>"), (b'hyimg:record="', b'"'))
 _SOURCE_TYPE = re.compile(rb":DigitalSourceType\s*(?:>|=\s*[\"'])([^<\"']{0,200})[<\"']")
 _BOX = uuid.UUID("be7acfcb-97a9-42e8-9c71-999491e3afac").bytes

@@ -1,5 +1,6 @@
-"""Memory that one model of a run may use (main memory, a GPU's, a part of it, or all), and how many
-jobs work together in it.
+"""Find the memory that a model of a run may use, and how many jobs work together in it.
+
+The memory is main memory, a GPU's, a part of it, or all.
 """
 
 from collections.abc import Sequence
@@ -74,9 +75,7 @@ def copies_of(config: RunConfig, replicas: int) -> int:
 
 
 def replica_config(config: RunConfig, replicas: int) -> RunConfig:
-    """Return the configuration of each replica: on a CPU, each may fill only its part of the
-    memory.
-    """
+    """Return the configuration of a replica; on a CPU, each may fill its part of the memory."""
     if copies_of(config, replicas) == 1:
         return config
     part = available_memory(config, replicas=replicas).free
@@ -91,11 +90,10 @@ def available_bytes() -> int:
 
 
 def gpu_free_bytes(device: "torch.device", part: float | None = None) -> int:
-    """Return a GPU's memory for new tensors: the driver's free memory, and this process's cached
-    one.
+    """Return a GPU's memory for new tensors: free in the driver, or cached by this process.
 
     torch's allocator keeps the memory of freed tensors for the next ones. `part`: the fraction of
-    the GPU's memory that this process may use, its tensors included.
+    the GPU's memory that this process may use, including its tensors.
     """
     import torch
 
@@ -113,26 +111,26 @@ def batch_sizes(
     held_prefixes: int = 0,
     joins: bool = False,
 ) -> Together:
-    """Return how many jobs of a group may think and draw together: as many as requested, if they
-    fit; at least one each.
+    """Return how many jobs of a group may think and draw together, at least one each.
 
-    `held_prefixes`: bytes of shared K/V that are no longer free; `joins`: as in `Needs`.
+    As many as requested, if they fit. `held_prefixes`: bytes of shared K/V that are no longer free;
+    `joins`: as in `Needs`.
     """
     room = free_bytes(model, config.batch.gpu_memory_utilization)
     if (limit := config.batch.memory_bytes) is not None:
         room = min(room, limit - held_weights(model.card, config) - held_prefixes)
     kept = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
-    if joins:  # a server's prefixes fill all that they may
+    if joins:  # a server's prefixes fill all the memory that they may use
         room, kept = room - kept, 0
     found = replace(needs(jobs, model.card, config, prefixes=kept), joins=joins)
     return found.fitting(usable_bytes(room), config.batch.max_size)
 
 
 def free_bytes(model: "DecoderModel", part: float | None = None) -> int:
-    """Return the bytes free for a model's work: on its GPUs, each counted as the fullest one, or in
-    main memory.
+    """Return the bytes free for a model's work, on its GPUs or in main memory.
 
-    `part`: the fraction of each GPU's memory that the run may use, weights included.
+    Each GPU counts as the fullest one. `part`: the fraction of each GPU's memory that the run may
+    use, including weights.
     """
     from hyimg_cli.kernels.devices import gpus_among
 
@@ -142,10 +140,10 @@ def free_bytes(model: "DecoderModel", part: float | None = None) -> int:
 
 
 def limit_gpu_memory(config: RunConfig, *, is_over: bool = False) -> None:
-    """Make torch refuse this process more of its GPUs than `gpu_memory_utilization`, until the
-    session `is_over`; a later session may have no limit.
+    """Limit this process's GPU memory to `gpu_memory_utilization` until the session `is_over`.
 
-    Other ranks are not limited: they hold less than rank 0. Raises UsageError on a CPU.
+    A later session may have no limit. Other ranks are not limited: they hold less than rank 0.
+    Raises UsageError on a CPU.
     """
     import torch
 

@@ -23,7 +23,7 @@ from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.spec.work import video_work
 
-# Bytes of the cards that users ask about; the driver has some of each.
+# Bytes of common cards; the driver uses some of each.
 CARDS = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
 
 
@@ -48,9 +48,7 @@ class Fit:
 
 
 def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 1) -> Need:
-    """Return the need of a model with this many of `jobs` at work `together`; without jobs, its
-    weights.
-    """
+    """Return a model's need with this many of `jobs` at work `together`; without jobs, weights."""
     revision = config.model.revision
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
         films = video_card(model, revision, config.model.components)
@@ -68,9 +66,7 @@ def fits(needed: Need, there: AvailableMemory) -> bool:
 
 
 def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Fit:
-    """Check a model with one job at work, the one of `jobs` that needs least; without jobs, its
-    weights.
-    """
+    """Check a model with only the one of `jobs` at work that needs least; without jobs, weights."""
     tried = list[tuple[Need, Sequence[Job]]]()
     for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
         needed = need(model, alone, config)
@@ -82,8 +78,9 @@ def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: Availab
 
 
 def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
-    """Return the need of a model that stays loaded with another: with a full batch, or, if its work
-    is unknown, its weights and as much again.
+    """Return the need of a model that stays loaded with another: with a full batch.
+
+    If its work is unknown, its weights and as much again.
     """
     found = need(model, jobs, config, together=config.batch.max_size)
     return found if found.work else replace(found, work=found.weights)
@@ -112,9 +109,7 @@ def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator
 
 
 def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> str:
-    """Return the settings that make it fit, the smallest change first; else how much memory is
-    needed.
-    """
+    """Return the settings that make it fit, the smallest change first; else the memory needed."""
     hints = [f"raise {there.limit}"] if there.limit else []
     held: dict[str, Need] = {}
     # A line may name another model than the run does.
@@ -173,12 +168,12 @@ def in_forms(jobs: Sequence[Job], config: RunConfig) -> dict[Quantization, RunCo
 
 
 def _changed(config: RunConfig, **choice: Any) -> RunConfig:
-    """The run with other settings of its model."""
+    """Return the run with other settings of its model."""
     return replace(config, model=replace(config.model, **choice))
 
 
 def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
-    """True if a run of these jobs does not refuse its settings on this machine."""
+    """Return True if a run of these jobs accepts its settings on this machine."""
     with suppress(UsageError):
         refuse_settings(jobs, replace(config, parallel=replace(config.parallel, ray_address=None)))
         return True
@@ -188,15 +183,16 @@ def _can_follow(jobs: Sequence[Job], config: RunConfig) -> bool:
 def _alternatives(
     jobs: Sequence[Job], config: RunConfig, gpus: int = 0
 ) -> Iterator[tuple[str, RunConfig]]:
-    """The run as it is, then with each of the settings by which a model takes less, as flags, what
-    changes least first; without those that the run refuses.
+    """Yield the run as it is, then with each memory-saving setting, the smallest change first.
+
+    As flags; without settings that the run refuses.
     """
     choice, parallel = config.model, config.parallel
     forms = QUANTIZATIONS[QUANTIZATIONS.index(choice.quantization) + 1 :]
     turns = OFFLOADS[OFFLOADS.index(choice.cpu_offload) + 1 :]
     counts = range(parallel.tensor_ranks + 1, gpus // parallel.cfg_ranks + 1)
     is_wide = precision(choice)[1] == "float32"
-    # By the setting, from the one that is changed last.
+    # By setting, from the one that is changed last.
     options: tuple[list[tuple[str, dict[str, Any]]], ...] = (
         [("--dtype bfloat16", {"dtype": "bfloat16"})] if is_wide else [],
         [("--offload-experts", {"offloads_experts": True})],

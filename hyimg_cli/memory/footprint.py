@@ -33,21 +33,23 @@ from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.plan import Group, Plan
 from hyimg_cli.spec.work import picture_work
 
-# Around a text that was cut at its limit; they are not of the limit's tokens.
+# Tokens around a text that was cut at its limit, which does not include them.
 _TAGS = 2
-# Behind both: what opens the picture, up to the ratio token.
+# Tokens after both: they open the picture, up to the ratio token.
 _BEHIND_TEXT = 6
-# Of encoded source images, as many as a session keeps in memory.
+# Number of encoded source images that a session keeps in memory.
 ENCODED_BYTES = 2_000_000_000
-# Of the memory that weights leave free: the rest is for what is not counted.
+# Usable fraction of the memory that weights leave free; the rest is for what is not counted.
 _USABLE_PERCENT = 85
-# A graph serves the next larger number of rows; numbers are at most half as large again.
+# A graph serves the next larger number of rows; sizes grow by at most half.
 _GRAPH_ROWS = 1.5
 
 
 class JobBytes(NamedTuple):
-    """Bytes of one job: K/V of its `context` while it thinks and of its `branches` while it draws;
-    activations of a denoise `step` and of its longest `prefill`.
+    """Bytes of one job.
+
+    K/V of its `context` while it thinks and of its `branches` while it draws; activations of a
+    denoise `step` and of its longest `prefill`.
     """
 
     context: int = 0
@@ -87,7 +89,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Needs:
-    """A group's need besides the weights: the maximum of each job's parts, and what all jobs share.
+    """A group's need in addition to weights: each part's maximum over jobs, and shared parts.
 
     `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode that
     may run at the same time. `forward`: of any forward. `kept`: prefixes shared with later jobs,
@@ -107,9 +109,9 @@ class Needs:
     def widest(self, together: Together, weights: int = 0) -> Footprint:
         """Return the moment that takes most, with as many at work as `together` says."""
         share, drawing = self.share, min(together.drawing, self.jobs)
-        # Jobs that wait to draw are fewer than draw together when another one begins to think.
+        # Fewer jobs wait to draw than draw together when another one begins to think.
         alive = min(self.jobs, together.thinking + drawing - 1)
-        # A job's context goes when its branches stand, one job after another.
+        # A job's context is freed once its branches are ready, one job after another.
         others = alive - drawing
         at_work = max(drawing * share.step, share.prefill) + self.forward.fixed
         opening = max(share.prefill + self.forward.fixed, self.encode)
@@ -129,10 +131,10 @@ class Needs:
         return Footprint(*together, moment, weights, kv + self.kept, activations)
 
     def fitting(self, room: int, most: int) -> Together:
-        """Return how many jobs fit in `room` bytes, `most` of each: thinking first, then drawing;
-        at least one.
+        """Return how many jobs fit in `room` bytes, `most` of each, and at least one.
 
-        A decode step gains from every row that joins it; a denoise step is full with few pictures.
+        Jobs that think are fitted first, then jobs that draw: a decode step gains from every row
+        that joins it; a denoise step is full with few pictures.
         """
 
         def has_room(thinking: int, drawing: int) -> bool:
@@ -145,10 +147,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes in the memory that holds most of a model: weights, K/V and activations of the jobs at
-    `work`.
+    """Bytes in the memory that holds most of a model: weights, K/V and activations.
 
-    `waiting`: main memory, for networks that take turns on a GPU.
+    Of the jobs at `work`. `waiting`: main memory, for networks that take turns on a GPU.
     """
 
     weights: int
@@ -177,16 +178,18 @@ def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
 
 
 def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
-    """The bytes of one job on the device and in the dtype of `config`; of several sets of ranks, on
-    one. A job whose sequence cannot be built fails later, for its own reason, and takes nothing.
+    """Return the bytes of one job on the device and in the dtype of `config`.
+
+    With several sets of ranks, on one set. A job whose sequence cannot be built fails later, for
+    its own reason, and takes nothing.
     """
-    replay = Replay.of(job)  # a text that is fed again is held as the one that is written
+    replay = Replay.of(job)  # a text that is fed again takes the memory of a written one
     job = replay.job if replay else job
     tokens = _tokens(job, config.model.revision, job.text.max_new_tokens + _TAGS)
     context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
     apart = tokens.branches * (tokens.positive + tokens.step_rows)
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
-    # Each of two branches is in the memory of its own ranks alone.
+    # Each of two branches is only in the memory of its own ranks.
     sets = min(tokens.branches, config.parallel.cfg_ranks)
     return JobBytes(
         context=context * kv,
@@ -197,14 +200,12 @@ def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
 
 
 def prompt_tokens(job: ImageJob, revision: str | None) -> int:
-    """Return the tokens before a job's picture, without text still to be written; 0 if it will
-    fail.
-    """
+    """Return the tokens before a job's picture, without unwritten text; 0 if it will fail."""
     return _tokens(job, revision, 0).positive
 
 
 def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens:
-    """Tokens of a job that writes so many, its sources counted as squares; none where it fails."""
+    """Return the tokens of a job that writes this many, with square sources; zeros if it fails."""
     try:
         return sequences(job.model, revision).count(job, [Size(1, 1)] * len(job.images), written)
     except JobError:
@@ -220,7 +221,7 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 
         from hyimg_cli.kernels.experts import takes_scaled
 
-        # A GPU without products of FP8 rows makes the experts dense for theirs, as for NF4.
+        # A GPU without FP8 row products unpacks the experts for theirs, as for NF4.
         if torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability()):
             kind = "nf4"
     found = card.activations.get(kind, Working())
@@ -231,24 +232,25 @@ def working(card: ModelCard, config: RunConfig) -> Working:
 def needs(
     jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, prefixes: int | None = None
 ) -> Needs:
-    """Return the needs of a group; `prefixes`: the maximum bytes of kept shared K/V, by default the
-    run's.
+    """Return the needs of a group.
+
+    `prefixes`: the maximum bytes of kept shared K/V, by default the run's.
     """
     choice, kind = config.model, precision(config.model)[0]
-    # Asked for once: there may be many jobs.
+    # Called once, because there may be many jobs.
     forward, kv = working(card, config), kv_bytes_per_token(card, config)
     shares = Counter(_share(job, config, kv, forward.row) for job in jobs)  # few differ
     largest = max(bucket.size.height * bucket.size.width for bucket in card.buckets)
     share = JobBytes(*map(max, zip(*shares, strict=True)))
     branches = sum(one.branches * count for one, count in shares.items())
     room = config.batch.prefix_cache_mb * 1_000_000 if prefixes is None else prefixes
-    # Where experts wait in main memory the VAE does, too: a half of it comes for each turn.
+    # With offloaded experts, the VAE waits in main memory too: a half of it comes for each turn.
     halves = card.vae_halves if choice.offloads_experts else (0, 0)
     images = {path for job in jobs for path in job.images}
     encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
     pixels = max(picture_work(job, card).pixels for job in jobs)
     decode = halves[1] + card.vae_bytes(pixels, kind, in_tiles=bool(choice.vae_use_tiling))
-    # Rows of the source images are held by the jobs, and by a bounded memo.
+    # The jobs hold rows of the source images, and so does a bounded memo.
     rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)
     return Needs(
         jobs=len(jobs),
@@ -263,9 +265,10 @@ def needs(
 
 
 def prefetches_sources(config: RunConfig) -> bool:
-    """True if images are encoded while the model works; by default on one GPU, which leaves the CPU
-    free, unless experts may have that memory. A model spread over GPUs encodes in turn: its
-    encoders may be on any of them.
+    """True if images are encoded while the model works.
+
+    By default on one GPU, which leaves the CPU free, unless experts may have that memory. A model
+    spread over GPUs encodes in turn: its encoders may be on any of them.
     """
     choice, asked = config.model, config.batch.prefetches_sources
     by_default = choice.device != "balanced" and not choice.offloads_experts
@@ -273,8 +276,9 @@ def prefetches_sources(config: RunConfig) -> bool:
 
 
 def held_weights(card: ModelCard, config: RunConfig) -> int:
-    """Return the bytes of a model's weights in the memory that has most of them: one GPU of several
-    ranks, or main memory for all ranks.
+    """Return the bytes of a model's weights in the memory that has most of them.
+
+    That is one GPU of several ranks, or main memory for all ranks.
     """
     held = _by_rank(card, config)
     return held.first + (_ranks_together(config) - 1) * held.other
@@ -283,8 +287,9 @@ def held_weights(card: ModelCard, config: RunConfig) -> int:
 def picture_need(
     card: ModelCard, config: RunConfig, jobs: Sequence[ImageJob], together: int
 ) -> Need:
-    """Return the need of a picture model with this many of `jobs` at work `together`; without jobs,
-    its weights.
+    """Return a picture model's need with this many of `jobs` at work `together`.
+
+    Without jobs, its weights.
     """
     waiting = work = 0
     if config.model.offloads_experts:
@@ -296,19 +301,19 @@ def picture_need(
 
 
 def _in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
-    """The same with the part of K/V that lies in that memory, as a session of ranks counts it."""
+    """Return the same with the part of K/V in that memory, as a session of ranks counts it."""
     share, part = whole.share, _by_rank(card, config).kv_share * _ranks_together(config)
     context, branches = round(share.context * part), round(share.branches * part)
     return replace(whole, share=share._replace(context=context, branches=branches))
 
 
 def _ranks_together(config: RunConfig) -> int:
-    """Number of ranks that share the fullest memory, rank 0's: on GPUs each has its own."""
+    """Return how many ranks share the fullest memory, rank 0's: on GPUs each has its own."""
     return config.parallel.picture_ranks if precision(config.model)[0] == "cpu" else 1
 
 
 def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
-    """Bytes of weights on each rank, and which part of all K/V each has."""
+    """Return the bytes of weights on each rank, and each rank's part of all K/V."""
     if config.parallel.picture_ranks == 1:
         return RankBytes(_whole(card, config), 0, 1.0)
     known = sequences(card.model, config.model.revision)
@@ -316,7 +321,7 @@ def _by_rank(card: ModelCard, config: RunConfig) -> RankBytes:
 
 
 def _whole(card: ModelCard, config: RunConfig) -> int:
-    """Bytes of weights that one process loads; of experts that wait, what is on the device."""
+    """Return the bytes of weights that one process loads; with offload, those on the device."""
     waits = config.model.offloads_experts
     return card.loaded_bytes(*held_form(config), offloads_experts=waits)
 
@@ -363,7 +368,8 @@ def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[s
 
 
 def usable_bytes(free: int) -> int:
-    """Return the bytes for K/V and activations out of those free after the weights; the rest is a
-    margin.
+    """Return the bytes for K/V and activations, of the free bytes after loading the weights.
+
+    The rest is a margin.
     """
     return free * _USABLE_PERCENT // 100

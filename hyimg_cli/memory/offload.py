@@ -15,7 +15,7 @@ from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
 
-# Of locked memory over PCIe 4.0 x16; what is not measured is taken to be so.
+# For locked memory over PCIe 4.0 x16; the assumption without a measurement.
 STATED_BYTES_S = 25e9
 
 
@@ -51,7 +51,7 @@ def traffic(
         room = usable_bytes(there.free - held_weights(card, config))
         together = needs(jobs, card, config).fitting(room, together).thinking
     step_s = (nbytes - resident) / link_bytes_s
-    # Of 1 and 16 in any case.
+    # Include 1 and 16 in any case.
     counts = sorted({1, together, 16})
     token_s = {rows: routing.distinct(rows) / routing.experts * step_s for rows in counts}
     return ExpertTraffic(nbytes, resident, step_s, token_s, together)

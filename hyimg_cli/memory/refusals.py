@@ -1,5 +1,6 @@
-"""Refuse memory and rank settings that a run cannot follow, and a disk that cannot hold its videos;
-no torch.
+"""Refuse memory and rank settings that a run cannot follow, and disks that are too small.
+
+No torch.
 """
 
 import shutil
@@ -39,7 +40,7 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
     refuse_conflicts(jobs, config)
     choice = config.model
     if config.parallel.ray_address is not None and choice.machine is None:
-        return  # each session asks on the machine that it works on
+        return  # each session checks on the machine where it works
     refuse_gpu_part(config)
     if choice.cpu_offload != "none":
         refuse_offload_on_cpu(choice)
@@ -57,8 +58,9 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
 
 
 def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
-    """Raise UsageError for settings that exclude each other, or that a job's model cannot follow on
-    any machine.
+    """Raise UsageError for settings that contradict each other, or that a model cannot follow.
+
+    Models are the jobs'; these settings fail on any machine.
     """
     choice, parallel = config.model, config.parallel
     pictures = dict.fromkeys(job.model for job in jobs if isinstance(job, ImageJob))
@@ -97,8 +99,10 @@ def refuse_offload_on_cpu(choice: ModelChoice, flag: str = OFFLOAD) -> None:
 
 
 def _refuse_of_pictures(choice: ModelChoice, parallel: ParallelConfig) -> None:
-    """Raise UsageError for a picture model that cannot be held in so few bits, whose experts cannot
-    be fetched, or that cannot be spread over so many ranks.
+    """Raise UsageError for a picture model that its settings do not fit.
+
+    Its weights cannot be held in that format, its experts cannot be fetched, or its layers cannot
+    be spread over that many ranks.
     """
     ranks, flag = parallel.picture_ranks, TENSOR if parallel.tensor_ranks > 1 else _CFG
     card, wants_graphs = model_card(choice.model, choice.revision), choice.decode_graphs == "on"
@@ -167,10 +171,9 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
 
 
 def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) -> None:
-    """Raise StorageError if `folder` surely has no room for the videos of `jobs`, or the disk
-    cache's folder is unusable.
+    """Raise StorageError if `folder` has too little room for the videos of `jobs`.
 
-    Pictures are too small to count.
+    Also if the disk cache's folder is unusable. Pictures are too small to count.
     """
     if not jobs:
         return
@@ -178,7 +181,7 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     chosen = config.model.revision, config.model.components
     works = [video_work(job, video_card(job.model, *chosen)) for job in jobs]
     pixels = sum(work.pixels for work in works)
-    # Latents of the one that is under way, beside the copy that replaces them.
+    # The latents of the current one, and the copy that replaces them.
     latents_bytes = 2 * max(work.latents_bytes for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
     if needed > (free := shutil.disk_usage(folder).free):

@@ -25,20 +25,18 @@ from hyimg_cli.tiling.tiles import halve_tiles
 _TRANSFORMERS = ("transformer", "transformer_2")
 # Blocks of a transformer in groups that are on the device while one of them works.
 _BLOCKS = 2
-# Of a pixel in 16 bits.
+# Bytes of a pixel in 16 bits.
 _PIXEL_BYTES = 3 * 2
 
 
 def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]:
-    """The needs of one job at each moment, its prompts embedded ahead, on one of the ranks that
-    share tokens.
-    """
+    """Return one job's needs by moment, with embedded prompts, on one rank that shares tokens."""
     text, denoise, decode = _weights_by_moment(networks, config)
     width, choice = number_width(config), config.model
     if isinstance(job, VideoJob):
         assert isinstance(networks, VideoCard), "it is a video's"
         work, decoded = video_work(job, networks), decode_bytes(job, networks, choice)
-        # K/V and the chunk at work, or all of the video's rows.
+        # K/V and the current chunk, or all of the video's rows.
         rows = work.tokens * networks.forward.token_bytes * width // config.parallel.context_ranks
         held = work.kv_bytes * width or rows
     else:
@@ -48,11 +46,11 @@ def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]
 
 
 def networks_need(networks: Networks, config: RunConfig, works: Sequence[VideoWork] = ()) -> Need:
-    """What a run of a model is refused by: the text encoders, or its other networks with K/V of the
-    one of its jobs' `works` that takes most and what a step cache keeps. The rest is only
-    estimated.
+    """Return the need that decides whether a model's run is refused.
 
-    The text encoders go before the other networks come, unless every job embeds its prompt.
+    It is the text encoders, or the other networks with the largest K/V and step cache of its jobs'
+    `works`. The rest is only estimated. The text encoders leave before the other networks are
+    loaded, unless every job embeds its prompt.
     """
     held = max((work.kv_bytes for work in works), default=0) * number_width(config)
     held = held * config.batch.clips + max((work.velocity_bytes for work in works), default=0)
@@ -66,13 +64,14 @@ def networks_need(networks: Networks, config: RunConfig, works: Sequence[VideoWo
 
 
 def _takes_turns(config: RunConfig) -> bool:
-    """True if of the networks only the one at work is on the GPU."""
+    """Return True if only the network at work is on the GPU."""
     return config.model.cpu_offload != "none" and precision(config.model)[0] == "cuda"
 
 
 def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int]:
-    """Bytes of the networks that are on the device while texts are embedded, in a step, and in a
-    decode. In main memory those of all ranks lie together.
+    """Return the bytes of networks on the device while texts are embedded, in a step, in a decode.
+
+    In main memory, these are the bytes of all ranks together.
     """
     sizes = card.loaded_bytes(*held_form(config))
     encoders = [size for name, size in sizes.items() if name not in ("vae", *_TRANSFORMERS)]
@@ -90,8 +89,10 @@ def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int
 
 
 def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
-    """Activations of a decode at their peak: of what is decoded at once, and beside it the video,
-    unless its frames leave one latent frame at a time; in tiles two rows of them too.
+    """Return the activations of a decode at their peak.
+
+    They are for the part that is decoded at once, and for the video, unless its frames leave one
+    latent frame at a time; in tiles, two rows of them are added.
     """
     tiles, size, frames = tiles_of(card, choice), job.size, job.num_frames
     tile, area = tiles.tile * card.pixels_per_cell, size.height * size.width
@@ -106,5 +107,5 @@ def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:
 
 
 def tiles_of(card: VideoCard, choice: ModelChoice) -> TileRule:
-    """The tiles that are asked for."""
+    """Return the requested tiles."""
     return (choice.decode_tiles == "half" and halve_tiles(card.tiles)) or card.tiles

@@ -1,5 +1,4 @@
-"""A family of checkpoints: a folder next to this file, with one of these records in its
-`record.py`.
+"""A family of checkpoints: a folder next to this file, with a record in its `record.py`.
 
 All of this is known before weights are loaded, and without torch; only `load` imports it.
 `registry` asks each record whether a checkpoint belongs to its family. Nothing outside `models/`
@@ -40,33 +39,38 @@ class ImageCheckpoint(Protocol):
         """Raise JobError, with the field in `where`, for a job that the checkpoint cannot take."""
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
-        """Count the job's tokens; unwritten text counts as `assumed_think` tokens. `source_sizes`
-        are its pictures' sizes, in order.
+        """Count the job's tokens; unwritten text counts as `assumed_think` tokens.
+
+        `source_sizes` are its pictures' sizes, in order.
         """
 
     def prefixes(
         self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
     ) -> list[list[Segment]]:
-        """Return segments that jobs may share: of the AR prompt, or of each guidance branch if the
-        job has no AR stage.
+        """Return segments that jobs may share, of the AR prompt.
+
+        If the job has no AR stage, of each guidance branch.
         """
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        """Return what is encoded before the job draws, with its kind in the disk cache; `digests`:
-        of its pictures' files.
+        """Return what is encoded before the job draws, with its kind in the disk cache.
+
+        `digests`: of its pictures' files.
         """
         is_fitted = job.infer_align_image_size
         return [(SOURCE_IMAGES, stretched_digest(one) if is_fitted else one) for one in digests]
 
     def encoding_key(self, item: Any, choice: ModelChoice, dtype: str, device: str) -> str:
         """Return the disk cache's key of one of `encodings`, for a model that denoises latents.
+
         Raises CheckpointError if weights are missing.
         """
         return ""
 
     def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
-        """Return the bytes, in 16 bits, of a step of the job and of its decode, for a model that
-        denoises latents.
+        """Return the bytes, in 16 bits, of a step of the job and of its decode.
+
+        For a model that denoises latents.
         """
         return 0, 0
 
@@ -104,13 +108,15 @@ class VideoCheckpoint(Protocol):
     def card(self) -> VideoCard: ...
 
     def check(self, job: VideoJob) -> None:
-        """Raise JobError for a job whose texts are too long for its encoders, or whose LoRAs do not
-        fit by their headers.
+        """Raise JobError for a job whose texts are too long, or whose LoRAs do not fit.
+
+        Texts by the encoders' limits, LoRAs by their headers.
         """
 
     def load(self, choice: ModelChoice) -> "LatentVideoModel":
-        """Load the model; text encoders stay on disk until a prompt needs them. Raises
-        CheckpointError, or MachineError for the device.
+        """Load the model; text encoders stay on disk until a prompt needs them.
+
+        Raises CheckpointError, or MachineError for the device.
         """
 
 
@@ -124,15 +130,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Family:
-    """How a kind of checkpoint is recognized and opened. The functions take its folder and raise
-    CheckpointError.
+    """How a kind of checkpoint is recognized and opened.
 
-    A folder is one of the family's checkpoints if it `marks` it, or if its `config.json` names the
-    family as `model_type`. `open` reads the small files; weights may be missing. `tensors` reads
-    the headers of each component's files. `refuse_wrong` raises unless the files have exactly the
-    tensors of the configuration. `reading` tells which files are read, if known. If a family
-    `takes_components`, `open` and `fingerprint` accept a second folder, with the checkpoint's text
-    encoder and VAE.
+    The functions take its folder and raise CheckpointError. A folder is one of the family's
+    checkpoints if it `marks` it, or if its `config.json` names the family as `model_type`. `open`
+    reads the small files; weights may be missing. `tensors` reads the headers of each component's
+    files. `refuse_wrong` raises unless the files have exactly the tensors of the configuration.
+    `reading` tells which files are read, if known. If a family `takes_components`, `open` and
+    `fingerprint` accept a second folder, with the checkpoint's text encoder and VAE.
 
     `follows`: settings that this family follows and not every family of its kind does, or
     `name=value` for one value only. Settings that a family does not follow are refused.

@@ -24,11 +24,10 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True)
 class PromptEmbedding:
-    """An encoded string, or an encoded view of a picture: named tensors on the CPU, valid tokens
-    only. Read-only.
+    """An encoded string, or view of a picture: named tensors on the CPU, valid tokens only.
 
-    Negative prompts are embedded like positive ones. `notes` and `warnings` go into the job's line;
-    notes on a text without pictures (that it was cut) become warnings.
+    Read-only. Negative prompts are embedded like positive ones. `notes` and `warnings` go into the
+    job's line; notes on a text without pictures (that it was cut) become warnings.
     """
 
     key: str
@@ -38,8 +37,10 @@ class PromptEmbedding:
 
 
 class ConditionEncoder(Protocol[Item]):
-    """Encoders of a checkpoint, for strings or for views of pictures; weights are loaded by the
-    first `encode`. `encoder_runs`: how often each has run since the checkpoint was opened.
+    """Encoders of a checkpoint, for strings or for views of pictures.
+
+    The first `encode` loads the weights. `encoder_runs`: how often each has run since the
+    checkpoint was opened.
     """
 
     encoder_runs: Counter[str]
@@ -64,8 +65,9 @@ class ConditionEncoder(Protocol[Item]):
 
 
 class LatentDenoiser(Protocol):
-    """One job's denoising, with its own scheduler, guider and step cache (`velocities`), and with
-    constants computed once.
+    """One job's denoising, with constants computed once.
+
+    It has its own scheduler, guider and step cache (`velocities`).
     """
 
     velocities: VelocityCache
@@ -74,8 +76,9 @@ class LatentDenoiser(Protocol):
     def steps(self) -> int: ...
 
     def is_stop(self, step: int) -> bool:
-        """Return True if latents after `step` steps are kept regardless of settings: never if all
-        frames are denoised together.
+        """Return True if latents after `step` steps are kept regardless of settings.
+
+        Never if all frames are denoised together.
         """
         return False
 
@@ -93,10 +96,10 @@ class LatentDenoiser(Protocol):
 
 
 class LatentModel(ABC):
-    """An open checkpoint, whose networks are loaded at their first use or on request. Methods
-    raise JobError for faults of a job.
+    """An open checkpoint, whose networks are loaded at their first use or on request.
 
-    `place`: where networks work. `parameter_count`: of all components, loaded or not.
+    Methods raise JobError for faults of a job. `place`: where networks work. `parameter_count`: of
+    all components, loaded or not.
     """
 
     card: Any
@@ -122,8 +125,9 @@ class LatentModel(ABC):
 
     @abstractmethod
     def conditions(self, job: Any, digests: Sequence[str]) -> Mapping[Any, str]:
-        """Return what is encoded for a job, with the kind of each item's encoder; `digests`: of its
-        pictures' files.
+        """Return what is encoded for a job, with the kind of each item's encoder.
+
+        `digests`: of its pictures' files.
         """
 
     @abstractmethod
@@ -131,7 +135,7 @@ class LatentModel(ABC):
         """Return a new denoiser for a job; `embeddings`: of its conditions."""
 
     def notes(self, job: Any) -> tuple[str, ...]:
-        """Return warnings for the job's line, other than those on prompts and pictures."""
+        """Return warnings for the job's line, other than the ones on prompts and pictures."""
         return ()
 
     @abstractmethod

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
 
 PIECE_FRAMES = 8
-# Latents in the VAE's own scale, whole or in tiles, to pixels in about -1..1, [B, 3, t, H, W], in
-# pieces as they come.
+# From latents in the VAE's own scale, whole or in tiles, to pixels in about -1..1, [B, 3, t, H, W],
+# in pieces.
 LatentDecoder = Callable[[Tensor, TileRule | None], Iterator[Tensor]]
-# One guidance branch of one job: step, latents [1, C, F, Y, X] and timestep [1] to its velocity.
+# One guidance branch of one job: from step, latents [1, C, F, Y, X] and timestep [1] to its
+# velocity.
 Branch = Callable[[int, Tensor, Tensor], Tensor]
 
 
@@ -45,9 +46,10 @@ LATENTS: ViewKind = "latents"
 
 @dataclass(frozen=True)
 class ImageConditioning:
-    """One thing that a transformer reads of a job's start pictures: what an image encoder makes of
-    them, or the VAE of frames of a size. `images`: path and sha256 of each; `size` and `fit` are
-    None, `num_frames` 0 where they make no difference.
+    """One condition that a transformer reads from a job's start pictures.
+
+    It is the output of an image encoder, or of the VAE for frames of a size. `images`: path and
+    sha256 of each. `size` and `fit` are None, and `num_frames` is 0, if they make no difference.
     """
 
     kind: ViewKind
@@ -63,22 +65,22 @@ class BranchInputs:
 
     job: VideoJob
     embedding: PromptEmbedding
-    # Of its start pictures, by kind.
+    # Conditions from its start pictures, by kind.
     start: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class BranchRunner(Protocol):
-    """Evaluates a job's branches, here or on ranks of their own: the same bits."""
+    """Evaluates a job's branches, in this process or on ranks: the same bits."""
 
     def begin(self, inputs: Sequence[BranchInputs]) -> None:
-        """Make every branch of a job anew; what an earlier job left is forgotten."""
+        """Make every branch of a new job; an earlier job's branches are dropped."""
 
     def velocity(self, step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Sequence[Tensor]:
-        """Every branch's velocity at a step, in the order of `begin`."""
+        """Return every branch's velocity at a step, in the order of `begin`."""
 
 
 class LatentVideoModel(LatentModel):
-    """A video model; `decoder`, of one process by default, may be replaced from outside.
+    """A video model. `decoder`, by default this process's, may be replaced from outside.
 
     `prompt_encoder`, `start_encoder` and `vae_class` are the family's own.
     """
@@ -86,7 +88,7 @@ class LatentVideoModel(LatentModel):
     prompt_encoder: ClassVar[Callable[..., ConditionEncoder[str]]]
     start_encoder: ClassVar[Callable[..., "StartEncoder"]]
     vae_class: ClassVar[Callable[..., "VideoVae"]]
-    # Whether a decode is cut into tiles where the settings do not say.
+    # Whether a decode is cut into tiles if the settings do not say.
     is_tiled_by_default = False
 
     def __init__(
@@ -97,8 +99,9 @@ class LatentVideoModel(LatentModel):
         parameter_count: int,
         choice: ModelChoice,
     ) -> None:
-        """`parameter_count`: of every component, loaded or not. `choice`: how the transformer is
-        held and run, and whether latents are decoded in tiles.
+        """Open the checkpoint. `parameter_count`: of every component, loaded or not.
+
+        `choice`: how the transformer is held and run, and whether latents are decoded in tiles.
         """
         self.card, self.layout, self.place, self.choice = card, layout, place, choice
         is_cut = self.is_tiled_by_default and choice.tiles_videos and choice.decode_tiles == "auto"
@@ -109,12 +112,12 @@ class LatentVideoModel(LatentModel):
 
     @cached_property
     def prompts(self) -> ConditionEncoder[str]:
-        """The text encoders; no weight is read."""
+        """The text encoders; reads no weights."""
         return type(self).prompt_encoder(self.layout, self.place, self.card.max_prompt_tokens)
 
     @cached_property
     def pictures(self) -> "StartEncoder":
-        """The encoder of pictures that a job starts from; no weight is read."""
+        """The encoder of start pictures; reads no weights."""
         is_tiled = self.is_tiled_by_default and self.choice.tiles_videos
         return type(self).start_encoder(
             self.layout, self._vae_place, lambda: self.vae, is_tiled=is_tiled
@@ -122,28 +125,32 @@ class LatentVideoModel(LatentModel):
 
     @cached_property
     def vae(self) -> "VideoVae":
-        """The VAE, read now: alone in memory where nothing else was asked for yet."""
+        """The VAE, read now; alone in memory if nothing else has been requested."""
         from hyimg_cli.models.diffusers_video.weights import load_weights
 
         return type(self).vae_class(load_weights(self.layout.components["vae"], self._vae_place))
 
     @property
     def _vae_place(self) -> "LoadTarget":
-        """In float32 with any transformer dtype where the authors' examples do so."""
+        """Return the VAE's place: float32, in any transformer dtype, if the authors' examples say
+        so.
+        """
         return self.place.in_float32() if self.card.has_float32_vae else self.place
 
     @property
     @abstractmethod
     def networks(self) -> list[Any]:
-        """The transformers, read now: one, or the high-noise one and the low-noise one."""
+        """The transformers, read now: one, or a high-noise and a low-noise one."""
 
     @abstractmethod
     def sigmas(self, job: VideoJob) -> tuple[float, ...]:
-        """Noise levels that the job's steps begin at, from 1 down."""
+        """Return the noise levels at which the job's steps begin, from 1 down."""
 
     @abstractmethod
     def texts(self, job: VideoJob) -> tuple[str, ...]:
-        """The strings whose embeddings the job needs: its prompt, and under CFG the negative."""
+        """Return the strings whose embeddings the job needs: its prompt, and under CFG the
+        negative.
+        """
 
     @property
     def encoders(self) -> dict[str, ConditionEncoder[Any]]:
@@ -160,7 +167,7 @@ class LatentVideoModel(LatentModel):
         _ = self.vae
 
     def load_transformer(self) -> None:
-        """Read the transformer alone: all that a branch needs."""
+        """Read only the transformer: all that a branch needs."""
         _ = self.networks
 
     def release_transformer(self) -> None:
@@ -180,8 +187,9 @@ class LatentVideoModel(LatentModel):
         self._is_off_device = False
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
-        """Tilings that cut the latents smaller than the model's decode does, largest tiles first;
-        each with the word that asks for it.
+        """Yield tilings with smaller tiles than the model's decode uses, largest tiles first.
+
+        Each with its setting's value.
         """
         for tiles in DECODE_TILES[DECODE_TILES.index(self.tiles) + 1 :]:
             tiling = self._tiling_of(tiles)
@@ -189,7 +197,7 @@ class LatentVideoModel(LatentModel):
                 yield tiles, tiling
 
     def _tiling_of(self, tiles: DecodeTiles) -> TileRule | None:
-        """The tiles that a word asks for; None for a whole decode."""
+        """Return the tiles for a setting's value; None for a whole decode."""
         own = self.vae.tiling
         return {"auto": None, "own": own, "half": halve_tiles(own)}[tiles]
 
@@ -197,11 +205,12 @@ class LatentVideoModel(LatentModel):
     def decode_latents(
         self, latents_BCFYX: Tensor, tiling: TileRule | None = None
     ) -> Iterator[np.ndarray]:
-        """Frames in order, in pieces of RGB uint8 [T, H, W, 3] as they come; `tiling`: instead of
-        the model's own, other pixels near borders of tiles. Raises OutputError, a JobError, where
-        they are not finite.
+        """Yield frames in order, in pieces of RGB uint8 [T, H, W, 3].
+
+        `tiling` replaces the model's own; pixels near tile borders differ. Raises OutputError, a
+        JobError, if they are not finite.
         """
-        # To look at frames is not enough: of an infinity a VAE that clamps makes a colour.
+        # Checking frames is not enough: a VAE that clamps turns an infinity into a colour.
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
         self.place.bring(self.vae.module)
@@ -210,8 +219,9 @@ class LatentVideoModel(LatentModel):
         return chain.from_iterable(map(frames, decoded))
 
     def _decode_here(self, latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
-        """In tiles, two rows of them held at a time, or whole, frame by frame where the VAE can:
-        the library's `decode` to the bit.
+        """Decode in tiles, two rows of them at a time, or whole.
+
+        Whole means frame by frame if the VAE can do so; equal to the library's `decode` to the bit.
         """
         if tiling and is_cut_by(tiling, latents_BCFYX):
             yield decode_tiled(self.vae, latents_BCFYX, tiling)
@@ -220,15 +230,15 @@ class LatentVideoModel(LatentModel):
 
 
 def is_cut_by(tiling: TileRule, latents_BCFYX: Tensor) -> bool:
-    """True if latents are more than one tile."""
+    """Return True if latents are more than one tile."""
     return len(tile_plan(tiling, *latents_BCFYX.shape[-2:]).tiles) > 1
 
 
 def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:
-    """Frames in -1..1 as pieces of RGB uint8 [T, H, W, 3], rounded on the device as the library's
-    own image export does; B is 1.
+    """Return frames in -1..1 as pieces of RGB uint8 [T, H, W, 3]; B is 1.
 
-    All are checked before the first piece is made. Raises OutputError where a value is not finite.
+    Rounded on the device, as the library's own image export does. All are checked before the first
+    piece is made. Raises OutputError if a value is not finite.
     """
     lowest, highest = (bound.item() for bound in pixels_BCTHW.aminmax())
     if not (np.isfinite(lowest) and np.isfinite(highest)):
@@ -242,7 +252,7 @@ def frames(pixels_BCTHW: Tensor) -> Iterator[np.ndarray]:
 
 
 def start_of(embeddings: Mapping[Any, PromptEmbedding]) -> dict[str, Tensor]:
-    """What is embedded of a job's start pictures, by kind."""
+    """Return the conditions from a job's start pictures, by kind."""
     views = ((one, made) for one, made in embeddings.items() if isinstance(one, ImageConditioning))
     return {view.kind: made.tensors[view.kind] for view, made in views}
 
@@ -254,13 +264,17 @@ class ClipsModel(LatentVideoModel):
     def denoiser_of(
         self, clips: Sequence[tuple[VideoJob, Mapping[Any, PromptEmbedding]]]
     ) -> LatentDenoiser:
-        """Of clips, each with its conditions' embeddings; steps take [B, C, F, Y, X]."""
+        """Return a denoiser of clips, with each one's embedded conditions.
+
+        Steps take [B, C, F, Y, X].
+        """
 
 
 class SpreadModel(LatentVideoModel):
-    """A video model whose guidance and decode can be spread over ranks. `branch_runner`, which
-    evaluates a job's guidance branches, is asked for once a job; without it they are evaluated
-    here.
+    """A video model whose guidance and decode can be spread over ranks.
+
+    `branch_runner`, which evaluates a job's guidance branches, is called once a job; without it
+    they are evaluated in this process.
     """
 
     branch_runner: Callable[[], BranchRunner] | None = None
@@ -268,8 +282,8 @@ class SpreadModel(LatentVideoModel):
     @property
     @abstractmethod
     def context(self) -> "SplitTokens":
-        """The transformers as ranks share the tokens of a forward."""
+        """Return the context in which ranks share the tokens of the transformers' forwards."""
 
     @abstractmethod
     def branch(self, inputs: BranchInputs) -> Branch:
-        """One branch of one job, its constants computed."""
+        """Return one branch of one job, with its constants computed."""

@@ -32,7 +32,7 @@ _MAX_BYTES = 1_000_000
 _LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 # sha256 of Apache 2.0's text, with white space as single spaces.
 _APACHE_TEXT = "0ffddef9e48f8a09aed5caf2d44f7ba1c1be2d9b8e0a6f693b1635b2d5566645"
-# To forbid, a title is enough; to permit, the text must be the known one.
+# A title is enough to forbid; to permit, the text must be the known one.
 _TITLES = {
     "TENCENT HUNYUAN": TENCENT,
     "NON-COMMERCIAL": "non-commercial",
@@ -48,8 +48,9 @@ def is_non_commercial(licence: str) -> bool:
 
 
 def read_card(folder: Path) -> list[str]:
-    """Return the licences in the front matter of a folder's README.md, in lower case: `license`,
-    which may be a list, then `license_name`.
+    """Return the licences in the front matter of a folder's README.md, in lower case.
+
+    `license`, which may be a list, then `license_name`.
     """
     import yaml
 

@@ -54,8 +54,10 @@ def in_cache(name: str) -> Path | None:
 
 
 def in_key(loras: tuple[Lora, ...]) -> str:
-    """Return all that decides pixels: each file's bytes (not its name), the network it changes, its
-    weight, and that LoRAs are not merged into the weights.
+    """Return everything about LoRAs that decides pixels, for a key.
+
+    Each file's bytes (not its name), the network it changes, its weight, and that LoRAs are not
+    merged into the weights.
     """
     parts = [f"{lora.on or 'on'}={file_digest(lora.file)}@{lora.weight:g}" for lora in loras]
     return ";".join(("beside 1", *parts))
@@ -69,7 +71,7 @@ def file_digest(name: str) -> str:
         path = lora_file(name)
         stat = path.stat()
     except (CheckpointError, OSError):
-        # Only its jobs fail, later.
+        # Only the jobs that use it fail, later.
         return "unreadable"
     return _digest_of(path, stat.st_mtime_ns, stat.st_size)
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded source image. `shape` and `rows` are the family's own; `notes` say how it was
-    fitted, `warnings` what failed.
+    """An encoded source image.
+
+    `shape` and `rows` are the family's own; `notes` say how it was fitted, `warnings` what failed.
     """
 
     digest: str
@@ -47,8 +48,9 @@ class Context:
 
 @dataclass(frozen=True)
 class TextPrompt:
-    """The AR stage's prompt, and the rows that prompt and text need. `layout`: the family's own; it
-    begins with `ids`.
+    """The AR stage's prompt, and the rows that prompt and text need.
+
+    `layout`: the family's own; it begins with `ids`.
     """
 
     ids: Sequence[int]
@@ -68,9 +70,10 @@ class LivePicture:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The AR stage's result: the text's ids with their tags (None: nothing to write), its text, and
-    the ids after it, which the family reads (a size, for example). `cut`: why the text ended before
-    its closing tag, or empty.
+    """The AR stage's result: the text, its ids with tags, and the ids after it.
+
+    Ids are None if there was nothing to write. The family reads the ids after the text (a size, for
+    example). `cut`: why the text ended before its closing tag, or empty.
     """
 
     ids: tuple[int, ...] | None = None
@@ -82,6 +85,7 @@ class GeneratedText:
 @dataclass(frozen=True)
 class BranchSequence:
     """One guidance branch's tokens; each denoise step computes `[live_start, live_stop)` again.
+
     Rope positions come from the family's own `layout`, never from a length; equal ids of one canvas
     have equal layouts.
     """
@@ -94,8 +98,9 @@ class BranchSequence:
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture to draw: its size, and the branches' sequences, the conditional one first. `notes`
-    and `warnings` go into the job's line.
+    """A picture to draw: its size, and the branches' sequences, the conditional one first.
+
+    `notes` and `warnings` go into the job's line.
     """
 
     bucket: Bucket
@@ -106,10 +111,10 @@ class Canvas:
 
 @dataclass
 class TextScript:
-    """Rules for the next token of one job's text, and for its end. Families derive theirs from this
-    class, which allows anything up to the token `end`.
+    """Rules for the next token of one job's text, and for its end.
 
-    `opening`: ids at the end of the prompt that belong to the text: its trigger tag.
+    Families derive theirs from this class, which allows anything up to the token `end`. `opening`:
+    ids at the end of the prompt that belong to the text: its trigger tag.
     """
 
     opening: Sequence[int]
@@ -132,11 +137,12 @@ class TextScript:
         return self.end not in written
 
     def forced_ending(self, written: list[int], before: int | None = None) -> list[int]:
-        """Return `written` with the ending that it gets at the token limit, or `before` a sampled
-        token. Its first item is the trigger tag.
+        """Return `written` with its ending at the token limit, or `before` a sampled token.
+
+        Its first item is the trigger tag.
         """
         return [*written, self.end]
 
     def text_of(self, written: list[int]) -> list[int]:
-        """Return the text's ids with its tags, without those that open the picture."""
+        """Return the text's ids with its tags, without the ids that open the picture."""
         return written

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.parallel.ranks import RankPool
 
-# In the order in which they are asked. A folder of no family counts as the last one of its kind,
-# whose error says what is missing.
+# In the order in which they are asked. A folder of no family counts as the last family of its kind,
+# whose error names what is missing.
 _BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
-# What a newcomer must know about results, by the setting whose default made them.
+# Facts about results that new users must know, by the setting whose default causes them.
 TOYS = {
     "model": "tiny-image is a toy that ships with hyimg: one coloured shape in 64x64 pixels; "
     "for real pictures name a checkpoint with --model",
@@ -54,7 +54,7 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     """
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         return _ASSETS / model
-    # Unlike the methods of Path, these raise for no name, however long or whosever home it is.
+    # Unlike Path's methods, these never raise, not for long names or unknown users.
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
         return Path(folder)
@@ -79,8 +79,9 @@ def in_cache(model: str, revision: str | None = None) -> Path | None:
 
 
 def licence(model: str, revision: str | None = None) -> str:
-    """Return a checkpoint's licence, from its local files or else from its name on the hub. Fetches
-    nothing.
+    """Return a checkpoint's licence, from its local files or else from its name on the hub.
+
+    Fetches nothing.
     """
     folder = Path(os.path.expanduser(model))
     if model in (EMBEDDED, EMBEDDED_VIDEO):
@@ -119,11 +120,11 @@ def sequences(model: str, revision: str | None = None) -> ImageCheckpoint:
 def _films(
     model: str, revision: str | None = None, components: str | None = None
 ) -> VideoCheckpoint:
-    """`components`: a second folder with the text encoder and VAE, for families that allow one."""
+    """Return a video checkpoint; `components`: a folder with its encoder and VAE, if allowed."""
     return cast(VideoCheckpoint, _opened(os.getcwd(), "videos", model, revision, components)[1])
 
 
-@lru_cache(maxsize=16)  # `_from`: `./model` is another one in another folder.
+@lru_cache(maxsize=16)  # `_from` is in the key, because `./model` depends on the folder.
 def _opened(
     _from: str, makes: Kind, model: str, revision: str | None, components: str | None
 ) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:
@@ -168,11 +169,11 @@ def _fingerprint(_from: str, model: str, revision: str | None, components: str |
 
 
 def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[int, int]]:
-    """Return the number of weights of each component and their bytes, counted in the files' headers
-    without loading them. Imports torch.
+    """Return the number of weights of each component and their bytes, from the files' headers.
 
-    Raises CheckpointError for a file that is missing, truncated or contradicts its index, and for
-    tensors other than the configuration's, as far as the family knows.
+    Nothing is loaded, but torch is imported. Raises CheckpointError for a file that is missing,
+    truncated or contradicts its index, and for tensors other than the configuration's, as far as
+    the family knows.
     """
     folder = resolve_model(model, revision, with_weights=False)
     family = _family(folder)
@@ -188,8 +189,9 @@ def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[in
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:
-    """Return the files of a checkpoint that are read, and the defaults of missing keys; None if its
-    family does not say. Raises CheckpointError.
+    """Return the files of a checkpoint that are read, and the defaults of missing keys.
+
+    None if its family does not say. Raises CheckpointError.
     """
     folder = resolve_model(model, revision, with_weights=False)
     return _family(folder).reading(folder)
@@ -228,8 +230,9 @@ def load_video(choice: ModelChoice) -> "LatentVideoModel":
 
 
 def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: Any) -> None:
-    """Raise UsageError for settings that other families of its kind follow and a model's own does
-    not: in `choice`, and in other `parts` of a run's settings.
+    """Raise UsageError for settings that only other families of the model's kind follow.
+
+    In `choice`, and in other `parts` of a run's settings.
     """
     components = choice.components if makes == "videos" else None
     model, parts = (choice.model, choice.revision), {**parts, "model": choice}

@@ -6,6 +6,6 @@
         pool.load("transformer", loader, ranks=2, own=mine)    # what rank 0 calls instead
         branches = ParallelBranches(pool, ranks=2)             # branches.py; begin, velocity, end
 
-`tiles.forecast` estimates a decode in advance, without torch. One pool per process.
-Bits are those of one process, except for sharded layers (`tensor.py`), which agree within rounding.
+`tiles.forecast` estimates a decode in advance, without torch. One pool per process. Bits equal one
+process's, except for sharded layers (`tensor.py`), which agree within rounding.
 """

@@ -39,14 +39,14 @@ class ParallelBranches:
 
     @property
     def ranks(self) -> int:
-        """Ranks that work for the current job."""
+        """Number of ranks that work for the current job."""
         return self._limit if self.splits_tokens else min(self._limit, self._branches)
 
     def begin(self, inputs: Sequence[Any]) -> None:
         """Start a job: the inputs of every branch, picklable, their tensors on the CPU.
 
-        A rank that has none of them keeps its branch of an earlier job, a few MB, until it has.
-        The only large thing that is sent, and only here. Raises what the model raises.
+        A rank without a branch in this job keeps its branch of an earlier job, a few MB. This is
+        the only large message. Raises what the model raises.
         """
         self._branches = len(inputs)
         # NOTE: every rank gets all inputs in one message; they are a few MB once a job.
@@ -71,7 +71,7 @@ class ParallelBranches:
 
 @dataclass(frozen=True)
 class RankBranches:
-    """A job's branches on one of its ranks; None for one that another rank has alone."""
+    """A job's branches on one of its ranks; None for a branch that only another rank has."""
 
     rank: int
     ranks: int
@@ -97,8 +97,8 @@ class RankBranches:
 def begin_branches(rank: Rank, inputs: Sequence[Any], ranks: int, splits_tokens: bool) -> None:
     """Task: make this rank's branches for a new job.
 
-    Made for each job, so their hoisted constants belong to it; whole while a LoRA may change
-    layers.
+    Made for each job, so their hoisted constants belong to it. The model is not split while they
+    are made, because a LoRA may change layers.
     """
     model = rank.parts[TRANSFORMER]
     if splits_tokens:

@@ -83,7 +83,7 @@ def set_determinism(is_deterministic: bool) -> None:
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
-        # Memory that is about to be written need not be filled before.
+        # Memory that is about to be overwritten need not be filled first.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if is_deterministic != torch.are_deterministic_algorithms_enabled():
         torch.use_deterministic_algorithms(is_deterministic)

@@ -42,7 +42,7 @@ class ChildProcess:
         self._line, theirs = socket.socketpair()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         path = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-        # A thread that ends would take with it what is tied to it.
+        # A thread that ends would end the processes tied to it.
         tied = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         start = "from hyimg_cli.parallel.launch import run_child; run_child()"
         with theirs:
@@ -51,8 +51,8 @@ class ChildProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # A terminal's Ctrl-C is for this process, from the other's first moment on. Should
-                # this one end, the system hangs up on such a group where it is stopped.
+                # A terminal's Ctrl-C is meant for this process only, from the child's start on. If
+                # this process ends, the system sends a hang-up to a group that is stopped.
                 process_group=0,
                 env={**os.environ, **path, **(environment or {})},
             )
@@ -97,7 +97,7 @@ class ChildProcess:
             with line, suppress(EOFError, OSError):
                 while True:
                     heard(pickle.loads(line.recv_bytes()))
-        finally:  # also where a message is not understood
+        finally:  # also if a message is not understood
             self._outbox.put(None)
             ended()
 
@@ -110,7 +110,7 @@ class ChildProcess:
 def run_child() -> None:
     """In a launched process: call a module's `main` with the parent."""
     module, line, beat_s, tied = sys.argv[1:]
-    tie_to(int(tied))  # before anything is imported that takes its time
+    tie_to(int(tied))  # before any slow import
     parent = Parent(int(line), float(beat_s))
     with gc_paused():
         imported = import_module(module)
@@ -137,7 +137,7 @@ class Parent:
     """
 
     def __init__(self, line: int, beat_s: float) -> None:
-        # Out of the terminal's foreground, it is not to stop for a line of its log.
+        # In the background of the terminal, writing to the log must not stop it.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTTOU):
             signal.signal(number, signal.SIG_IGN)
         self.inbox: SimpleQueue[bytes] = SimpleQueue()
@@ -159,7 +159,7 @@ class Parent:
         try:
             while True:
                 data = self._line.recv_bytes()
-                self.heard(data)  # as it is by now
+                self.heard(data)  # the current value
         except (EOFError, OSError):
             os._exit(0)
         except BaseException:  # a message that is not understood

@@ -37,13 +37,13 @@ logger = logging.getLogger(__name__)
 DeviceKind = Literal["cpu", "cuda"]
 
 _JOIN_S = 120.0
-# How long after an error of rank 0 another rank's death, its likely cause, is waited for.
+# Seconds to wait after an error of rank 0 for the death of another rank, its likely cause.
 _BLAME_S = 3.0
 
 
 @dataclass
 class Rank:
-    """Where a task finds itself: its number, its device, and what was loaded on this rank.
+    """A task's rank: its number, its device, and the parts loaded on it.
 
     `timeout_s` is the longest wait for another rank that is alive.
     """
@@ -87,7 +87,8 @@ class RankPool:
         self.size, self.branch_sets = size, branch_sets
         self.here = Rank(0, size, _device(device, 0), timeout_s)
         self._kind: DeviceKind = device
-        # By name what ranks hold, or will when they have started: how it loads, on how many.
+        # The parts that ranks hold, or will hold once started: by name, the loader and the number
+        # of ranks.
         self.parts: dict[str, tuple[Loader, int]] = {}
         self.stopped: list[Callable[[], None]] = []
         self.generation = 0
@@ -199,7 +200,8 @@ class RankPool:
         except BaseException as error:
             blamed = error
             if isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
-                # Of the group, it may be: rank 0 met it while it waited for a member that failed.
+                # Perhaps an error of the group, which rank 0 met while it waited for a member that
+                # failed.
                 faults = [fault for member in self._members if (fault := member.fault(_BLAME_S))]
                 if faults:
                     blamed = min(faults, key=lambda fault: fault.at).error
@@ -207,8 +209,8 @@ class RankPool:
                     blamed = silence(self.here.timeout_s)
             self.stop()
             if isinstance(blamed, RankError) and blamed.code == SHORT:
-                # As in one process. What the member had is gone with it, so its next task has all
-                # of its memory.
+                # As in one process. The member's memory is freed with it, so its next task has all
+                # of it.
                 raise torch.OutOfMemoryError(blamed.what) from None
             if blamed is error:
                 raise
@@ -221,7 +223,7 @@ class RankPool:
         members, self._members = self._members, []
         self._over.set()
         for member in members:
-            member.child.hang_up()  # all end at once, then each is waited for
+            member.child.hang_up()  # all end at once, then wait for each
         for member in members:
             member.child.end()
         if self._has_group:
@@ -265,7 +267,7 @@ class RankPool:
                 threading.Thread(target=self._abort_after, args=(member,), daemon=True).start()
 
     def _on_all(self, task: Task, ranks: int, own: Callable[[], Any]) -> list[Any]:
-        """Return the results of a task on ranks 0 to `ranks - 1`; rank 0 runs `own` meanwhile.
+        """Return the results of a task on ranks 0 to `ranks - 1`; rank 0 runs `own`.
 
         Raises the first fault among them.
         """
@@ -275,7 +277,7 @@ class RankPool:
         return [own(), *(member.receive(self.here.timeout_s) for member in members)]
 
     def _abort_after(self, member: Member) -> None:
-        """On GPUs a dead peer goes unnoticed: end what rank 0 waits for when a process ends."""
+        """On a GPU, end rank 0's wait when a process ends, because a dead peer is not noticed."""
         member.child.process.wait()
         if member in self._members and dist.is_initialized():
             logger.warning("rank %d ended; aborting its groups", member.number)
@@ -299,7 +301,7 @@ def main(parent: Parent) -> None:
             work, args = pickle.loads(parent.inbox.get())
             parent.send(work(rank, *args))
     except BaseException as error:
-        # The group's other members wait for this one: the end of its sockets tells them.
+        # The group's other members wait for this one; they notice when its sockets close.
         parent.send(Failed.by(rank.number, error))
         os._exit(1)
 
@@ -338,7 +340,7 @@ def abort_groups() -> None:
 def _forget_group() -> None:
     try:
         if dist.get_backend() == "nccl":
-            # The others have ended: what is on its way on the GPU would be waited for without end.
+            # The other ranks have ended: waiting for the GPU's pending work would never end.
             abort_groups()
         dist.destroy_process_group()
     except RuntimeError as error:  # a group whose members died

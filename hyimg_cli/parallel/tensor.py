@@ -16,10 +16,10 @@ from hyimg_cli.parallel.wire import loopback
 
 
 class Sums:
-    """The sums over some ranks of a pool in a network's forward: `count`, always in one order.
+    """The sums over a pool's ranks in a network's forward: `count`, always in the same order.
 
-    Every rank must take part in each, whatever becomes of it: on a GPU the others would wait for it
-    without end, and could only be killed. One that cannot go on gives zeros to the rest.
+    Every rank must take part in each sum, even after an error: on a GPU, the other ranks would hang
+    and could only be killed. A rank that cannot continue adds zeros to the remaining sums.
     """
 
     def __init__(self, ranks: range, count: int) -> None:
@@ -27,17 +27,17 @@ class Sums:
         self._done = 0
 
     def begin(self) -> None:
-        """A forward begins."""
+        """Begin a forward."""
         self._done = 0
 
     def total(self, partial_TM: Tensor) -> Tensor:
-        """The next sum; every rank gives its part of it."""
+        """Return the next sum; every rank gives its part of it."""
         self._done += 1
         group = _group(self._ranks, dist.group.WORLD)
         if len(self._ranks) > 2 and partial_TM.device.type == "cpu":
-            # An `all_reduce` of more than two ranks begins each part of the tensor at another rank,
-            # so a row's bits would depend on the number of rows. Here every value is summed in the
-            # order of the ranks, narrow dtypes in float32.
+            # An `all_reduce` of more than two ranks starts each part of the tensor at another rank,
+            # so a row's bits would depend on the number of rows. Here every value is summed in rank
+            # order, narrow dtypes in float32.
             parts = [torch.empty_like(partial_TM) for _ in self._ranks]
             dist.all_gather(parts, partial_TM, group=group)
             wide = torch.promote_types(partial_TM.dtype, torch.float32)
@@ -47,13 +47,13 @@ class Sums:
         return partial_TM
 
     def give_up(self, nothing_TM: Tensor) -> None:
-        """Take part in the rest of the forward with these rows; the result is void."""
+        """Take part in the forward's remaining sums with these rows; the result is invalid."""
         while self._done < self._count:
             self.total(nothing_TM)
 
 
 class Summed(nn.Module):
-    """A layer that computes this rank's partial sum of its output; the whole comes out.
+    """A layer that computes this rank's partial sum of its output, and returns the whole.
 
     The ranks of `sums` call it with the same rows.
     """
@@ -70,7 +70,7 @@ class Summed(nn.Module):
 
 
 def broadcast(tensor: Tensor, ranks: int) -> Tensor:
-    """Rank 0's values in every one of the first `ranks` ranks' tensors of that shape and dtype."""
+    """Copy rank 0's values into the first `ranks` ranks' tensors of that shape and dtype."""
     if ranks > 1:
         dist.broadcast(tensor, 0, group=_group(range(ranks), dist.group.WORLD))
     return tensor
@@ -78,9 +78,9 @@ def broadcast(tensor: Tensor, ranks: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _group(ranks: range, world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group of some ranks of `world`, formed at the first sum; None for all of them.
+    """Return the group of some ranks of `world`, formed at the first sum; None for all ranks.
 
-    Asked for at each sum: a pool that had to start again has another world.
+    Called for each sum, because a pool that restarted has another world.
     """
     assert world is not None, "a sharded layer runs within a pool's task"
     if len(ranks) == world.size():

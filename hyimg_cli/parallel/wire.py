@@ -26,7 +26,7 @@ from hyimg_cli.parallel.devices import restored_environment, set_determinism
 from hyimg_cli.parallel.launch import ChildProcess
 from hyimg_cli.parallel.watch import Beat, Limits, Steps, StepWatch
 
-# The code of a RankError where the member's device had too little memory.
+# The code of a RankError for a member whose device had too little memory.
 SHORT = "rank.out-of-memory"
 
 
@@ -49,7 +49,7 @@ class Numerics:
         )
 
     def apply(self) -> None:
-        """Compute from now on as rank 0 does; which convolution is used never depends on a race."""
+        """Compute like rank 0 from now on; the choice of convolution never depends on a race."""
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision(self.float32_precision)
         torch.backends.cudnn.allow_tf32 = self.cudnn_allow_tf32
@@ -78,7 +78,7 @@ class Failed:
 
 
 def _failed_rank(rank: int, what: str, code: str = "") -> RankError:
-    """The error of a member that failed, or ended, while it worked on a task."""
+    """Return the error of a member that failed, or ended, while it worked on a task."""
     return RankError(
         f"rank {rank} failed: {what}",
         hint="run the same command again: new ranks are started",
@@ -118,7 +118,7 @@ class Member:
         return None
 
     def kill(self, why: str) -> None:
-        """Kill it whatever it does; callers that wait for it learn why."""
+        """Kill it in any state; callers that wait for it learn why."""
         self._why = why
         self.child.process.kill()
 
@@ -126,7 +126,7 @@ class Member:
         if not isinstance(message, Beat):
             self.is_up = True
             self._answers.put(message)
-        self.was_heard = self.is_up  # importing torch has a limit of its own, and beats come late
+        self.was_heard = self.is_up  # importing torch has its own limit, and delays heartbeats
 
     def _die(self) -> None:
         """Record that the member is gone, after its last message."""
@@ -137,10 +137,10 @@ class Member:
 def watch(members: Sequence[Member], steps: Steps, limits: Limits, over: Event) -> None:
     """Kill members that are stopped, and all of them if their task hangs, until it is `over`.
 
-    `steps` has the tasks. Whatever waits for a member learns of its death as usual.
+    `steps` has the tasks. Waiting callers notice a member's death as usual.
     """
     watched, pause_s = StepWatch(limits), min(1.0, limits.silence_s / 10)
-    last: dict[Member, float] = {}  # nothing before the first word: to start has a limit of its own
+    last: dict[Member, float] = {}  # not before the first message: starting has its own limit
     while not over.wait(pause_s):
         now, hangs = steps.clock(), watched.overdue(steps.beat())
         for member in members:

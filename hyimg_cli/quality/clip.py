@@ -1,6 +1,6 @@
 """Cosine similarity of two pictures' CLIP embeddings, by a checkpoint in a local folder.
 
-It says whether two pictures show the same things, hardly whether they are equal.
+It says whether two pictures show the same things, but barely detects whether they are equal.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ class Clip:
 
     @classmethod
     def load(cls, folder: Path) -> "Clip":
-        """The CLIP checkpoint in `folder`: safetensors, and nothing is downloaded.
+        """Load the CLIP checkpoint in `folder`, from safetensors; nothing is downloaded.
 
         Raises UsageError for a folder without one.
         """
@@ -46,7 +46,7 @@ class Clip:
         return Metric("clip", "", True, self.similarity)
 
     def similarity(self, a: Pixels, b: Pixels) -> float:
-        """Cosine of the angle between two pictures' embeddings, -1 to 1."""
+        """Return the cosine of the angle between two pictures' embeddings, -1 to 1."""
         import torch
 
         of_a, of_b = self._embedding(a), self._embedding(b)

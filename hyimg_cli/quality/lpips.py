@@ -22,7 +22,7 @@ VERSION = "0.1"
 TOLERANCE = 1e-3
 # AlexNet's last pooling needs 31 pixels; one limit for all nets, so that a file suits each or none.
 MIN_SIDE = 32
-# scikit-image's astronaut against itself, changed as the name says.
+# Distances of scikit-image's astronaut from itself after the named change.
 STORED: dict[Net, dict[str, float]] = {
     "alex": {
         "identical": 0.0,
@@ -39,7 +39,7 @@ STORED: dict[Net, dict[str, float]] = {
         "channels reversed": 0.19361,
     },
 }
-# Two of them tell a backbone that is LPIPS's from any other; all of them take VGG 12 s.
+# Two pairs are enough to tell LPIPS's backbone from any other; all of them take VGG 12 s.
 TELLING = ("rolled by 8 columns", "channels reversed")
 
 
@@ -84,11 +84,11 @@ class Lpips:
 
     @property
     def metric(self) -> Metric:
-        """Return the distance as a `Metric`, like those that need no weights."""
+        """Return the distance as a `Metric`, like the metrics without weights."""
         return Metric("lpips", "", False, self.distance, MIN_SIDE)
 
     def distance(self, a: Pixels, b: Pixels) -> float:
-        """Return LPIPS of two pictures, uint8 [H, W, 3]: 0 if they are equal, lower is nearer.
+        """Return LPIPS of two pictures, uint8 [H, W, 3]: 0 if they are equal, lower is closer.
 
         Raises UsageError if the sizes differ or a side is shorter than 32 pixels.
         """
@@ -97,7 +97,7 @@ class Lpips:
         return self._between(_in_range(a), _in_range(b))
 
     def self_test(self, names: Collection[str] = ()) -> tuple[StoredPair, ...]:
-        """Measure the stored pairs, or those of `names`.
+        """Measure the stored pairs, or the ones in `names`.
 
         Raises UsageError for squeeze, which has no stored numbers.
         """
@@ -134,12 +134,12 @@ class Lpips:
 
 
 def _module(backbone: Backbone) -> "nn.Module":
-    """Build the lpips package's network; every value of its net is one of `backbone`."""
+    """Build the lpips package's network with the values of `backbone`."""
     require("lpips")
     import lpips
     import torch
 
-    # The random start is written over below; it must not move the caller's random numbers either.
+    # The random start is overwritten below; it must not change the caller's random state either.
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         # NOTE: lpips calls torchvision by a parameter name that torchvision is about to drop.
         warnings.filterwarnings("ignore", message="The parameter 'pretrained'|Arguments other than")
@@ -154,7 +154,7 @@ def _module(backbone: Backbone) -> "nn.Module":
 
 
 def _write(parameter: "Tensor", name: str, backbone: Backbone) -> None:
-    """Copy one array of the backbone. Raises UsageError where it is missing or of no use."""
+    """Copy one array of the backbone. Raises UsageError if it is missing or unusable."""
     import torch
 
     array = backbone.arrays.get(name)
@@ -167,7 +167,7 @@ def _write(parameter: "Tensor", name: str, backbone: Backbone) -> None:
 
 
 def _in_range(pixels: Pixels) -> "Tensor":
-    """Pixels as LPIPS takes them: float32 [1, 3, H, W] in [-1, 1]."""
+    """Return pixels as LPIPS expects them: float32 [1, 3, H, W] in [-1, 1]."""
     import torch
 
     return torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1).permute(2, 0, 1)[None]

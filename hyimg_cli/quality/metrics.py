@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from hyimg_cli.errors import UsageError
 
 Pixels = NDArray[np.uint8]
-# Values by the names of their metrics; no value where a picture is too small for a metric.
+# Values by metric name; a metric is missing if a picture is too small for it.
 Distance = Mapping[str, float | None]
 # A window of SSIM: 3.5 sigma to each side of its centre.
 SSIM_WINDOW = 11
 
 
 def psnr(a: Pixels, b: Pixels) -> float:
-    """Return the peak signal-to-noise ratio in dB over all values, peak 255; `inf` for equal
-    pictures.
+    """Return the peak signal-to-noise ratio in dB over all values, peak 255.
+
+    `inf` for equal pictures.
     """
     require_same_size(a, b)
     return psnr_of_error(float(np.mean(np.subtract(a, b, dtype=np.float64) ** 2)))
@@ -41,11 +42,11 @@ def error_of_psnr(psnr: float) -> float:
 
 
 def ssim(a: Pixels, b: Pixels) -> float:
-    """Structural similarity, the mean over the three channels; 1 for equal pictures.
+    """Return the structural similarity, the mean over the three channels; 1 for equal pictures.
 
-    Gaussian window of sigma 1.5 and 11 x 11 values, population covariance, K 0.01 and 0.03.
-    Raises UsageError where the sizes differ or a side is shorter than the window.
-    Source: Wang et al. 2004, as in scikit-image's `structural_similarity`.
+    Gaussian window of sigma 1.5 and 11 x 11 values, population covariance, K 0.01 and 0.03. Raises
+    UsageError if the sizes differ or a side is shorter than the window. Source: Wang et al. 2004,
+    as in scikit-image's `structural_similarity`.
     """
     from skimage.metrics import structural_similarity
 
@@ -64,13 +65,13 @@ def ssim(a: Pixels, b: Pixels) -> float:
 
 
 def cosine(a: Pixels, b: Pixels) -> float:
-    """Cosine of the angle between all values of two pictures; 1 for equal ones.
+    """Return the cosine of the angle between all values of two pictures; 1 for equal pictures.
 
-    Values are never negative, so that any two pictures are close: see PSNR.
+    Values are never negative, so any two pictures have a high cosine: see PSNR.
     """
     require_same_size(a, b)
     x, y = (pixels.astype(np.float64).ravel() for pixels in (a, b))
-    # Of equal pictures the root of a square: exactly 1.
+    # For equal pictures, the root of a square: exactly 1.
     lengths = math.sqrt((x @ x) * (y @ y))
     return float(x @ y) / lengths if lengths else float(not x.any() and not y.any())
 
@@ -93,7 +94,7 @@ def level_differences(a: Pixels, b: Pixels) -> Pixels:
 
 @dataclass(frozen=True)
 class Metric:
-    """One measure: name, unit, whether higher is nearer, and the function that takes it.
+    """One measure: name, unit, whether higher is closer, and the function that computes it.
 
     `min_side`: the shortest side that a picture may have.
     """

@@ -1,4 +1,4 @@
-"""The best of a line's candidates: drawn as drafts, scored, picked, and the picked ones in full.
+"""Find the best of a line's candidates: draw drafts, score, pick, and draw the picked in full.
 
     OUT/drafts    a run of every candidate in few steps: whatever stops it, it resumes
     the model is released, the scorers look at the drafts one after the other
@@ -49,7 +49,7 @@ Picks = list[dict[str, Any]]
 
 @dataclass
 class BestOf:
-    """What `hyimg generate … --score … --pick M` does. `summaries`: of its runs."""
+    """Runs `hyimg generate … --score … --pick M`. `summaries`: of its runs."""
 
     request: RunRequest
     on_event: OnEvent
@@ -59,12 +59,12 @@ class BestOf:
     _stop_signal: int | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what does not go together, before anything is drawn."""
+        """Raise UsageError for settings that exclude each other, before anything is drawn."""
         config, request = self.request.config, self.request
         self.scorers = scorers_of(config.candidates)
         self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
         self._out, self._steps = config.output.folder, config.candidates.draft_steps
-        # Candidates without a value are asked again once, not at each step.
+        # Candidates without a value are scored again once, not at each step.
         self._asks_again = request.policy.retry_failed
         # Further rounds of draws, by line.
         self._rounds: Counter[str] = Counter()
@@ -83,7 +83,7 @@ class BestOf:
             raise UsageError(why, code="usage.candidates")
 
     def request_stop(self, signal_number: int) -> bool:
-        """As `ManifestRun.request_stop`; a scorer at work ends at once."""
+        """Stop as `ManifestRun.request_stop` does; a scorer at work ends at once."""
         self._stop_signal = signal_number
         return self._at_work is not None and self._at_work.request_stop(signal_number)
 
@@ -102,7 +102,7 @@ class BestOf:
     def _draw_round(self) -> Picks:
         self._draw(self._out / DRAFTS if self._steps else self._out, self._candidates)
         picks, before = self._pick(), set[str]()
-        # A run that ended early, by --fail-fast, leaves some undrawn: then so does this.
+        # A run that ended early, by --fail-fast, leaves some candidates undrawn; so does this.
         while (missing := {name for one in picks for name in one["missing"]}) - before:
             before = missing
             chosen = {name for one in picks for name in one["picked"]}
@@ -111,7 +111,7 @@ class BestOf:
         return picks
 
     def _draw(self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
-        """An ordinary run, whose model is released when it ends."""
+        """Draw with an ordinary run, whose model is released when it ends."""
         config = self.request.config
         config = replace(config, output=replace(config.output, folder=folder))
         run = self._at_work = ManifestRun(replace(self.request, config=config, change=change))
@@ -121,7 +121,7 @@ class BestOf:
         self._at_work = None
 
     def _pick(self) -> Picks:
-        """Score what has no score yet, and pick; the picks are on disk."""
+        """Score what has no score yet, and pick; the picks are on disk afterwards."""
         pool, finals = read_pool(self._out)
         every = [*all_in(pool), *(finals or {}).values()]
         config = self.request.config.candidates
@@ -133,7 +133,7 @@ class BestOf:
         return picks
 
     def _candidates(self, jobs: Sequence[Job]) -> list[Job]:
-        """Every candidate of these rounds, as a draft where drafts were asked for."""
+        """Return every candidate of these rounds, as a draft if drafts were requested."""
         for job in jobs:
             if not isinstance(job, ImageJob):
                 what, hint = (
@@ -148,7 +148,7 @@ class BestOf:
         return made
 
     def _finals(self, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
-        """The chosen candidates in full, and those that were drawn before."""
+        """Return the chosen candidates in full, and the ones drawn in full before."""
         pool, finals = read_pool(self._out)
         drafts = {one.custom_id: one for one in all_in(pool)}
         wanted = chosen | ((finals or {}).keys() & drafts.keys())
@@ -166,8 +166,9 @@ class BestOf:
 def draw_best(
     manifest: Manifest | Path | str, config: RunConfig, *, on_event: OnEvent = lambda _: None
 ) -> Picks:
-    """Draw, score and pick the best of a manifest's candidates, as `hyimg generate --score` does,
-    and return the lines of picks.jsonl. `config.candidates` says how; `n` is in `config.sampling`.
+    """Draw, score and pick the best of a manifest's candidates, like `hyimg generate --score`.
+
+    Returns the lines of picks.jsonl. `config.candidates` has the rule; `n` is in `config.sampling`.
     """
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(Path(manifest))
@@ -175,12 +176,12 @@ def draw_best(
 
 
 def accepted(line: dict[str, Any]) -> list[str]:
-    """The picked candidates of a line of picks that are drawn in full."""
+    """Return the picked candidates of a line of picks that are drawn in full."""
     return [name for name in line["picked"] if name not in line["missing"]]
 
 
 def drafts_of(request: RunRequest) -> RunRequest:
-    """The run of a request's drafts; the request itself where none were asked for."""
+    """Return the run of a request's drafts; the request itself without drafts."""
     config, steps = request.config, request.config.candidates.draft_steps
     if not steps:
         return request
@@ -193,7 +194,10 @@ def drafts_of(request: RunRequest) -> RunRequest:
 
 
 def draft_of(job: Job, steps: int) -> Job:
-    """A job in fewer steps, without a step cache. Raises UsageError where they are not fewer."""
+    """Return a job with fewer steps, without a step cache.
+
+    Raises UsageError if they are not fewer.
+    """
     if steps >= job.num_inference_steps:
         what = f"a draft of {steps} steps of a job of {job.num_inference_steps} saves nothing"
         hint = "give fewer --draft-steps, or leave them out"
@@ -203,8 +207,9 @@ def draft_of(job: Job, steps: int) -> Job:
 
 
 def with_text(job: ImageJob, draft: Candidate, revision: str | None) -> ImageJob:
-    """A job with the text that its draft wrote, fed as it was written: the same pixels as if it
-    wrote that itself.
+    """Return a job with its draft's text, fed in the same way.
+
+    It has the same pixels as if it wrote the text itself.
     """
     result = draft.result
     text, ids = result.get("cot_text"), result.get("cot_token_ids")
@@ -222,9 +227,9 @@ def with_text(job: ImageJob, draft: Candidate, revision: str | None) -> ImageJob
 
 
 def add_rounds(jobs: Sequence[Job], rounds: Counter[str]) -> Iterator[Job]:
-    """The jobs, each line's followed by as many more for each further round of draws.
+    """Yield the jobs, each line's followed by as many more for each further round of draws.
 
-    Raises UsageError where a new candidate has the id of another job.
+    Raises UsageError if a new candidate has the id of another job.
     """
     groups: dict[str, list[Job]] = defaultdict(list)
     for job in jobs:
@@ -241,12 +246,12 @@ def add_rounds(jobs: Sequence[Job], rounds: Counter[str]) -> Iterator[Job]:
 
 
 def _next_candidate(of: str, own: Sequence[Job], number: int, custom_id: str) -> Job:
-    """The candidate of this number, its seeds as the line's would go on."""
+    """Return the candidate with this number; its seeds continue the line's."""
     ids = [job.custom_id for job in own]
 
     def follow(seeds: Sequence[int]) -> int:
         if len(seeds) > 1 and len(set(seeds)) == 1:
-            return seeds[0]  # what the candidates do not differ in
+            return seeds[0]  # fields in which the candidates do not differ
         is_by_id = seeds[0] == seed_from(ids[0])
         if is_by_id or list(seeds) != [count_up(seeds[0], by) for by in range(len(seeds))]:
             return seed_from(custom_id)

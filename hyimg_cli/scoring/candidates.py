@@ -1,4 +1,4 @@
-"""Candidates of a run's folder, or of a file of texts, and their scores."""
+"""Candidates in a run's folder, or in a file of texts, and their scores."""
 
 import os
 import time
@@ -29,8 +29,10 @@ Groups = dict[str, list["Candidate"]]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of the results that a line asked for, drawn or of its text alone: the job as it was
-    resolved, its result line (empty of a text), and the folder that their paths lead from.
+    """One of a line's results, drawn or only written.
+
+    It has the resolved job, its result line (empty for a text), and the folder to which their paths
+    are relative.
     """
 
     line: Mapping[str, Any]
@@ -43,7 +45,9 @@ class Candidate:
 
     @property
     def of(self) -> str:
-        """Id of the line that it is a candidate of; its own where that asks for one result."""
+        """The id of the line that it is a candidate of; its own id if that line asks for one
+        result.
+        """
         return str(self.line.get("candidate_of", self.custom_id))
 
     @property
@@ -56,20 +60,20 @@ class Candidate:
 
     @property
     def output(self) -> Mapping[str, Any]:
-        """The picture; empty of a failed job, and of a text."""
+        """The picture; empty for a failed job, and for a text."""
         outputs = self.result.get("outputs") or ()
         return outputs[0] if outputs and self.result.get("status") == "done" else {}
 
     @property
     def content(self) -> str:
-        """A digest of its pixels, or of its text where nothing was drawn."""
+        """A digest of its pixels, or of its text if nothing was drawn."""
         if self.result:
             return str(self.output.get("pixel_sha256", ""))
         return digest.of_bytes(str(self.line.get("cot_text", "")).encode())
 
     @property
     def has(self) -> set[str]:
-        """What a scorer can be shown of it, by the words of `scorers.NEEDS`."""
+        """What can be shown to a scorer, by the words of `scorers.NEEDS`."""
         shown = self.case(("mask", "text"))
         return {"prompt", *(name for name in ("result", "mask", "text") if shown[name])} | (
             {"source"} if shown["sources"] else set()
@@ -81,7 +85,9 @@ class Candidate:
         return not self.result or is_intact(RunFolder(self.folder), self.result)
 
     def key(self, identity: str, needs: Iterable[str]) -> str:
-        """The key of its score by the scorer of this identity: a digest of all that it is shown."""
+        """Return the key of its score: a digest of the scorer's identity and of all that it is
+        shown.
+        """
         shown = self.case(needs)
         sources = self.result.get("source_sha256") or [*map(source_digest, shown["sources"])]
         facts = [identity, self.content, [*sources], self.line["prompt"]]
@@ -91,7 +97,7 @@ class Candidate:
         return digest.of_json(facts)
 
     def case(self, needs: Iterable[str]) -> dict[str, Any]:
-        """What a scorer of these needs is shown: paths are absolute."""
+        """Return what a scorer with these needs is shown, with absolute paths."""
         folder = self.folder.absolute()
         path, matte = self.output.get("path"), files_of_edit(self.result).get("mask")
         text = str((self.result or self.line).get("cot_text") or "")
@@ -107,8 +113,9 @@ class Candidate:
 
 
 def read_candidates(place: Path) -> Groups:
-    """The candidates of a run's folder that have a result, or the lines of a file of texts, by the
-    line that asked for them, in order. Raises UsageError where there is neither.
+    """Return candidates by line, in order, from a run's folder or a file of texts.
+
+    A run's candidates are the ones with a result. Raises UsageError if the path is neither.
     """
     if place.is_file():
         found = [Candidate(line, {}, place.parent) for line in read_lines(place)]
@@ -133,7 +140,7 @@ def read_candidates(place: Path) -> Groups:
 
 
 def read_pool(place: Path) -> tuple[Groups, dict[str, Candidate] | None]:
-    """The candidates of a run; and where they are drafts, the pictures in full by id."""
+    """Return the candidates of a run; if they are drafts, also the full pictures by id."""
     if not (place / DRAFTS).is_dir():
         return read_candidates(place), None
     finals = read_candidates(place) if RunFolder(place).is_run else {}
@@ -141,7 +148,7 @@ def read_pool(place: Path) -> tuple[Groups, dict[str, Candidate] | None]:
 
 
 def all_in(pool: Groups) -> list[Candidate]:
-    """The candidates of every line."""
+    """Return the candidates of every line."""
     return [one for some in pool.values() for one in some]
 
 
@@ -154,17 +161,17 @@ def score_candidates(
     *,
     retry_failed: bool = False,
 ) -> int:
-    """Ask each scorer for the scores that `file` lacks, and return how many those were.
+    """Ask each scorer for the scores that `file` lacks, and return how many were missing.
 
-    A batch's scores are on disk before the next one is asked. A scorer with nothing to do is not
-    started. `retry_failed`: candidates without a value are asked again. A scorer that cannot go on
-    does not stop the others; then MachineError is raised.
+    A batch's scores are on disk before the next batch starts. A scorer with nothing to do is not
+    started. `retry_failed`: score candidates without a value again. A scorer that cannot continue
+    does not stop the others; MachineError is raised afterwards.
     """
     asked, errors = 0, list[MachineError]()
     known = {k for k, line in file.scores.items() if not retry_failed or line.get("fault") is None}
     for scorer in scorers:
         needs = scorer.declared["needs"]
-        # Equal texts, and equal pictures, are asked once.
+        # Equal texts, and equal pictures, are scored once.
         wanted: dict[str, Candidate] = {}
         for one in candidates:
             if one.has.issuperset(needs):

@@ -33,7 +33,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def judge(cases: Any, options: Any) -> Any:
-    """A score for each case, asked together."""
+    """Return a score for each case; all are asked at the same time."""
     with ThreadPoolExecutor(len(cases)) as pool:
         return list(pool.map(partial(_judged, options=options), cases))
 
@@ -53,7 +53,7 @@ def _judged(case: Any, options: Any) -> Any:
         return {"value": None, "fault": reply}
     try:
         text = reply["choices"][0]["message"]["content"]
-        # The last object in it: some think aloud first.
+        # The last object in the answer, because some models think aloud first.
         found = json.loads(text[text.rindex("{") : text.rindex("}") + 1])
         parts = {name: found[name] for name in _PARTS if name in found}
         if not parts.keys() >= {"follows", "quality"}:
@@ -67,7 +67,7 @@ def _judged(case: Any, options: Any) -> Any:
 
 
 def _content(case: Any) -> Iterator[Any]:
-    """The parts of the request: instruction, sources, result, each picture after its name."""
+    """Yield the request's parts: instruction, sources, result, each picture after its name."""
     yield {"type": "text", "text": "Instruction: " + case["prompt"]}
     pictures = [("Source image:", path) for path in case["sources"]]
     for name, path in [*pictures, ("Result image:", case["result"])]:
@@ -82,7 +82,7 @@ def _content(case: Any) -> Iterator[Any]:
 
 
 def _post(url: str, body: Any, limit_s: float) -> Any:
-    """The endpoint's answer, or in words why there is none. Raises CannotJudge."""
+    """Return the endpoint's answer, or why there is none. Raises CannotJudge."""
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("HYIMG_JUDGE_KEY"):
         headers["Authorization"] = "Bearer " + key

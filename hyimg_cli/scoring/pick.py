@@ -1,6 +1,6 @@
 """Pick candidates: gates, each with its reason, then the mean rank over the scorers.
 
-A pure function of results, scores, a person's choices and the rule: nothing is drawn or scored.
+A pure function of results, scores, a person's choices and the rule; draws and scores nothing.
 """
 
 import re
@@ -23,8 +23,10 @@ Scores = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Rule:
-    """How a line's candidates are picked. `least`, `most`: gates by scorer or SCORER.PART;
-    `declared`: the known scorers, by name; `audit` never chooses, the `choosing` do.
+    """How a line's candidates are picked.
+
+    `least`, `most`: gates by scorer or SCORER.PART. `declared`: the known scorers, by name. The
+    `choosing` scorers choose; `audit` never does.
     """
 
     least: Mapping[str, float]
@@ -47,9 +49,10 @@ class Rule:
 
 
 def rule_of(config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]]) -> Rule:
-    """The rule of a run's settings over scorers by name: each has `identity` and `declared`.
+    """Return the rule of a run's settings over scorers by name.
 
-    Raises UsageError for a gate or an audit by an unknown scorer.
+    Each scorer has `identity` and `declared`. Raises UsageError for a gate or an audit by an
+    unknown scorer.
     """
     least, most = (_gates(one, declared) for one in (config.least, config.most))
     if config.audit is not None and config.audit not in declared:
@@ -81,10 +84,10 @@ def pick(
     rule: Rule,
     choices: Mapping[str, Sequence[str]],
 ) -> list[dict[str, Any]]:
-    """The lines of picks.jsonl, one for each line of the manifest.
+    """Return the lines of picks.jsonl, one for each line of the manifest.
 
-    `finals`: of drafts, the pictures that were drawn in full, by id; None where the candidates are
-    in full themselves.
+    `finals`: for drafts, the pictures drawn in full, by id; None if the candidates are drawn in
+    full.
     """
     return [
         _pick_of(of, candidates, finals, scores, rule, choices.get(of))
@@ -100,7 +103,7 @@ def _pick_of(
     rule: Rule,
     choice: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The line of picks.jsonl of one line of the manifest."""
+    """Return the line of picks.jsonl for one line of the manifest."""
     by_name = {one.custom_id: one for one in candidates}
     entries: dict[str, dict[str, Any]] = {}
     reasons: dict[str, list[str]] = {}
@@ -144,7 +147,7 @@ def _pick_of(
 
 
 def judge(one: Candidate, scores: Scores, rule: Rule) -> tuple[Values, list[str]]:
-    """A candidate's values by scorer and SCORER.PART, and why it is rejected, if it is."""
+    """Return a candidate's values by scorer and SCORER.PART, and why it is rejected, if it is."""
     values: Values = {}
     if one.result and one.result.get("status") != "done":
         return values, [f"failed: {(one.result.get('error') or {}).get('message', '')}"]
@@ -178,8 +181,10 @@ def _breaches(values: Values, rule: Rule) -> Iterator[str]:
 def _mean_ranks(
     names: Sequence[str], values: Mapping[str, Values], rule: Rule
 ) -> dict[str, float | None]:
-    """Each one's rank by each scorer, 1 the best, equal values sharing theirs, as the mean over the
-    scorers that have a value; None where none has.
+    """Return each candidate's mean rank; None if no scorer has a value for it.
+
+    For each scorer, 1 is the best, and equal values share a rank; the mean is over the scorers with
+    a value.
     """
     ranks: dict[str, list[float]] = {name: [] for name in names}
     for name in rule.choosing:
@@ -192,7 +197,7 @@ def _mean_ranks(
 
 
 def _audit(rule: Rule, picked: Sequence[str], values: Mapping[str, Values]) -> dict[str, Any]:
-    """Means of the scorer that never chooses: over those picked, and over all."""
+    """Return the mean values of the scorer that never chooses: over the picked, and over all."""
     if (name := rule.audit) is None:
         return {}
     every = {one: found[name] for one, found in values.items() if name in found}

@@ -1,5 +1,6 @@
-"""A scorer's process, and the result for each case of a batch: a score, or the reason why it has
-none. Nothing that a scorer does ends the run.
+"""A scorer's process, and its result for each case of a batch: a score, or why there is none.
+
+Nothing that a scorer does can end the run.
 """
 
 import json
@@ -23,13 +24,13 @@ from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.spec.printed import printable
 
 _RUNNER = Path(__file__).with_name("runner.py")
-# Limits of an answer, a reason, and a line that a scorer prints.
+# Maximum lengths of an answer, a reason, and a line that a scorer prints.
 _MOST_BYTES, _MOST_REASON, _MOST_LINE = 16_000_000, 2000, 300
 # Sequences that control a terminal.
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.?)")
-# After so many cases in a row that ended its process, a scorer is not asked again.
+# A scorer whose process ended in this many cases in a row is not asked again.
 _MOST_DEATHS = 5
-# EditScore's reason for a number that it made up.
+# EditScore's reason for a number that it invented.
 _GUESSED = "guess_if_cannot_parse"
 
 
@@ -45,14 +46,17 @@ class Score:
 
 
 class _BatchFailed(Exception):
-    """A batch without scores."""
+    """A batch that returned no scores."""
 
 
 class ScorerProcess:
-    """One scorer at work. It starts with the first batch, and again after its process ended."""
+    """One scorer at work. It starts with the first batch, and again after its process has ended."""
 
     def __init__(self, scorer: Scorer, limit_s: float, tell: Callable[[str], object]) -> None:
-        """`limit_s`: seconds that a batch may take; `tell` is given each line that it prints."""
+        """Prepare the process.
+
+        `limit_s`: maximum seconds for a batch; `tell` gets each line it prints.
+        """
         self.scorer, self._limit_s, self._tell = scorer, limit_s, tell
         self._process: subprocess.Popen[bytes] | None = None
         self._asks: BinaryIO | None = None
@@ -68,10 +72,10 @@ class ScorerProcess:
         self._stop()
 
     def score(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
-        """A score for each case, in order. A batch that fails is tried in halves; a case that fails
-        alone has no value.
+        """Yield a score for each case, in order.
 
-        Raises MachineError for a scorer that cannot start, or says that it cannot go on.
+        A batch that fails is retried in halves; a case that fails alone has no value. Raises
+        MachineError for a scorer that cannot start, or reports that it cannot continue.
         """
         began = time.monotonic()
         try:
@@ -118,7 +122,7 @@ class ScorerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs_in, theirs_out),
-                # A session of its own: Ctrl-C reaches only hyimg, and a kill its children as well.
+                # Its own session: Ctrl-C reaches only hyimg, and a kill also reaches its children.
                 start_new_session=True,
             )
         except OSError as error:
@@ -141,8 +145,10 @@ class ScorerProcess:
             raise self._error(f"the scorer cannot start: {why}{said}", hint)
 
     def _exchange(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a line, and return the object that answers it. Raises _BatchFailed once the process
-        is stopped: it hangs, ended, or does not answer with JSON.
+        """Send a line, and return the object that answers it.
+
+        Raises _BatchFailed once the process has been stopped: it hung, ended, or did not answer
+        with JSON.
         """
         process, is_late = self._process, threading.Event()
         assert process is not None, "it was started"
@@ -156,7 +162,7 @@ class ScorerProcess:
         timer = threading.Timer(self._limit_s, stop_late)
         timer.start()
         try:
-            with suppress(BrokenPipeError):  # its answer says how it ended
+            with suppress(BrokenPipeError):  # its answer explains the end
                 self._asks.write(json.dumps(question).encode() + b"\n")
                 self._asks.flush()
             line = self._answers.readline(_MOST_BYTES)
@@ -186,12 +192,12 @@ class ScorerProcess:
                     self._tell(f"{self.scorer.name}: {text}")
 
     def _stop(self) -> None:
-        """End the process and all that it started."""
+        """End the process and everything that it started."""
         process, self._process = self._process, None
         if process is None or not self._asks or not self._answers:
             return
         with suppress(BrokenPipeError):
-            self._asks.close()  # a runner ends when its questions do
+            self._asks.close()  # a runner ends when its input ends
         with suppress(subprocess.TimeoutExpired):
             process.wait(1)
         _kill(process)
@@ -206,7 +212,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process ended that closed its answers."""
+    """Return how a process that closed its output ended."""
     with suppress(subprocess.TimeoutExpired):
         code = process.wait(5)
         return f"it exited with {code}" if code >= 0 else f"it was killed by signal {-code}"
@@ -214,8 +220,9 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
 
 
 def read_score(answer: Any, bounds: Sequence[float] | None = None, seconds: float = 0.0) -> Score:
-    """A score from a scorer's answer: a number, null, or an object. Anything but a number within
-    the `bounds` has no value.
+    """Return the score in a scorer's answer: a number, null, or an object.
+
+    The value is None for anything but a number within `bounds`.
     """
     given = answer if isinstance(answer, dict) else {"value": answer}
     value, parts = given.get("value"), given.get("parts") or {}
@@ -228,7 +235,7 @@ def read_score(answer: Any, bounds: Sequence[float] | None = None, seconds: floa
 
 
 def _find_fault(value: Any, parts: Any, reason: str, bounds: Sequence[float] | None) -> str | None:
-    """Why this is not a score; None where it is one."""
+    """Return why this is not a score; None if it is one."""
     if value is None:
         return "the scorer returned no value"
     if _GUESSED in reason:
@@ -238,7 +245,7 @@ def _find_fault(value: Any, parts: Any, reason: str, bounds: Sequence[float] | N
         return "its value is not a number"
     try:
         is_finite = all(map(math.isfinite, numbers))
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer too large for a float
         is_finite = False
     if not is_finite:
         return "its value is not finite"

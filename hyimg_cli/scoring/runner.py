@@ -1,5 +1,4 @@
-"""Runs one scorer in an interpreter of its own. The standard library is all that it needs, and
-Python 3.8: hyimg may be missing there.
+"""Run one scorer in its own interpreter, with Python 3.8 or newer and the standard library.
 
     PYTHON runner.py READ WRITE MODULE_OR_FILE FUNCTION
 
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 def main() -> None:
     asked, told = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
     os.dup2(2, 1)
-    # As `python -m` does: modules of the working folder, not of this file's folder.
+    # As in `python -m`: import modules from the working folder, not from this file's folder.
     sys.path[0] = os.getcwd()
     lines: Any = queue.Queue()
     threading.Thread(target=_read, args=(asked, lines), daemon=True).start()
@@ -42,14 +41,14 @@ def main() -> None:
 
 
 def _read(asked: BinaryIO, lines: Any) -> None:
-    """Passes each line on. The end of them is the end of who asks, and so of this process."""
+    """Pass each line on. The end of the input is the end of the caller, and so of this process."""
     for line in asked:
         lines.put(json.loads(line))
     os._exit(0)
 
 
 def _tell(told: BinaryIO, answer: Any) -> None:
-    # What JSON cannot hold is the scorer's fault, and an error of this batch.
+    # Values that JSON cannot hold are the scorer's fault, and an error of this batch.
     told.write(json.dumps(answer).encode() + b"\n")
     told.flush()
 
@@ -57,7 +56,7 @@ def _tell(told: BinaryIO, answer: Any) -> None:
 def _module(name: str) -> Any:
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    # Not by the file's name: hpsv3.py may import the package hpsv3.
+    # Not under the file's name: hpsv3.py may import the package hpsv3.
     spec: Any = importlib.util.spec_from_file_location("hyimg_scorer", name)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

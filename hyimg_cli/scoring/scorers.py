@@ -29,9 +29,9 @@ from hyimg_cli.spec import digest
 
 ENTRY_POINTS = "hyimg.scorers"
 RUBRIC = Path(__file__).with_name("rubric.txt")
-# What a scorer may ask for: a case without it is not shown to it.
+# The inputs that a scorer may need: it is not shown a case without one of them.
 NEEDS = frozenset({"prompt", "source", "result", "mask", "text"})
-# What a scorer may declare, and what holds where it does not.
+# The declarations that a scorer may make, with their defaults.
 _DECLARED: dict[str, Any] = {
     "version": "",
     "weights": "",
@@ -51,9 +51,10 @@ _SHAPE = "SCORERS must be a literal such as {'NAME': {'version': '1', 'range': [
 
 @dataclass(frozen=True)
 class Scorer:
-    """A scorer to be run: `function` of `module`, a dotted name or a file, by the interpreter
-    `python`. `declared`: what it says of itself, as JSON. `source`: digest of the module's own
-    file, empty for those that ship with hyimg.
+    """A scorer to be run: `function` of `module`, by the interpreter `python`.
+
+    `module`: a dotted name or a file. `declared`: its declaration, as JSON. `source`: digest of the
+    module's own file; empty for scorers that ship with hyimg.
     """
 
     name: str
@@ -71,12 +72,12 @@ class Scorer:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of all that decides its scores and is known before it runs."""
+        """A digest of everything known before it runs that decides its scores."""
         return digest.of_json([self.declared, self.function, self.source])
 
 
 def scorers_of(config: CandidatesConfig) -> list[Scorer]:
-    """The scorers that a run's settings name, in order. Raises UsageError."""
+    """Return the scorers that a run's settings name, in order. Raises UsageError."""
     pythons = dict(_pair(text, "--score-python") for text in config.score_python)
     found = [_scorer(spec, pythons, config) for spec in config.score]
     names = [one.name for one in found]
@@ -137,7 +138,7 @@ def _scorer(spec: str, pythons: Mapping[str, str], config: CandidatesConfig) -> 
 def _judge(
     spec: str, model: str, config: CandidatesConfig
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of the judge, and those of them that its scores depend on. Raises UsageError."""
+    """Return the judge's options, and the ones on which its scores depend. Raises UsageError."""
     if not model:
         hint = "for example --score judge:qwen3-vl --judge-url http://localhost:8000/v1"
         raise UsageError("judge needs the name of its model", where=spec, hint=hint)
@@ -160,7 +161,7 @@ def _judge(
 
 
 def _declaration(file: Path, name: str) -> dict[str, Any]:
-    """A scorer's declaration in the source of its module. Raises UsageError."""
+    """Return a scorer's declaration in the source of its module. Raises UsageError."""
     try:
         tree = ast.parse(text_of(file, SETTINGS_BYTES))
         named = (one for one in tree.body if isinstance(one, ast.Assign))
@@ -189,7 +190,7 @@ def _declaration(file: Path, name: str) -> dict[str, Any]:
 
 
 def _file_of(module: str, places: Sequence[str]) -> Path | None:
-    """The source of a module, found without importing anything; None where there is none."""
+    """Return a module's source file, found without importing anything; None if there is none."""
     if module.endswith(".py"):
         return file if (file := Path(module).absolute()).is_file() else None
     origin, search = "", [*places]

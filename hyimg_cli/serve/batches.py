@@ -113,8 +113,9 @@ class Batch:
         return self.record["status"] in ("cancelling", "finalizing", *_ENDED) or self.is_late
 
     def save(self, status: str = "", **changes: Any) -> None:
-        """Change the record; a `status` also sets its time. Raises StorageError and changes
-        nothing if the record cannot be written.
+        """Change the record; a `status` also sets its time.
+
+        Raises StorageError and changes nothing if the record cannot be written.
         """
         if status:
             changes |= {"status": status, f"{status}_at": int(time.time())}
@@ -143,7 +144,7 @@ class Batch:
 
 
 class Batches:
-    """All batches of a server: those that wait, `at_once` that run, and those that have ended.
+    """All batches of a server: waiting, running (`at_once` of them) and ended.
 
     One thread reads their inputs, starts their runs in order, and watches the time.
     """

@@ -19,7 +19,7 @@ from hyimg_cli.settings.values import BadValue, shown
 JSON_BYTES = 50_000_000
 # Limits for all bodies that are being received: JSON is held in memory, forms on disk.
 JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 2_000_000_000
-# Each value of a JSON text takes many times its bytes in memory.
+# Each value in a JSON text takes many times its bytes in memory.
 _MOST_VALUES = 1_000_000
 # Limits of a form: its text fields, their bytes together, and the bytes of its headers.
 _MOST_FIELDS, _FIELD_BYTES, _HEAD_BYTES = 64, 1_000_000, 100_000
@@ -48,7 +48,7 @@ class Bodies:
 
     @asynccontextmanager
     async def json(self, request: Request) -> AsyncIterator[dict[str, Any]]:
-        """The JSON object of a request; it counts as in memory until the block ends.
+        """Read the JSON object of a request; it counts as in memory until the block ends.
 
         Raises Refused.
         """
@@ -83,7 +83,7 @@ class Bodies:
     async def _stream(
         self, request: Request, kind: str, most: int, at_once: int
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """The pieces of a body, which count towards the limit of its kind until the block ends."""
+        """Yield a body's pieces, which count towards the limit of its kind until the block ends."""
         nbytes = 0
 
         async def counted() -> AsyncGenerator[bytes, None]:

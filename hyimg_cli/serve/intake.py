@@ -1,4 +1,4 @@
-"""Turns a batch's input file into its manifest: faults by line, pictures under the batch's folder.
+"""Turn a batch's input file into its manifest, with its faults, and pictures in its folder.
 
 input.jsonl          the file as uploaded
 manifest.jsonl       the same requests; each keeps its line number

@@ -45,7 +45,7 @@ from hyimg_cli.spec.job import Job
 if TYPE_CHECKING:
     from hyimg_cli.engine.service import ServedSession, Service
 
-# How long results are kept, and how long a client that timed out has to ask again.
+# How long results are kept, and how long a client that timed out can ask again.
 KEEP_S = 600.0
 RETRY_S = 10.0
 HEARTBEAT_S = 10.0
@@ -363,8 +363,9 @@ async def _wait_until_gone(request: Request) -> None:
 
 
 def _may_retry(request: Request, seconds: float) -> bool:
-    """Return True if a client that left may ask again: it sent a key, or its `openai` client ran
-    into the timeout that it names.
+    """Return True if a client that left may ask again.
+
+    It sent a key, or its `openai` client ran into the timeout that it names.
     """
     with suppress(ValueError):
         patience_s = float(request.headers.get("x-stainless-read-timeout", "inf"))

@@ -100,8 +100,8 @@ def _usage(entries: Sequence[Mapping[str, Any]], *, has_images: bool) -> dict[st
 class BatchResults:
     """The results of a batch's requests; result lines and pictures stay on the disk.
 
-    `is_done` tells of each job that has ended whether it succeeded: as in the journal, and kept up
-    to date by a batch that is running.
+    `is_done` has each ended job and whether it succeeded: as in the journal, and kept up to date by
+    a batch that is running.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -33,7 +33,7 @@ MOST_FILES = 100_000
 _PICTURE_PIXELS = 25_000_000
 _MOST_CHECKED = 10_000
 _SHOWN = ("id", "bytes", "created_at", "filename", "purpose", "expires_at")
-# Content without a record is kept for so long: requests that are waiting may need it.
+# Content without a record is kept for this long: waiting requests may need it.
 _UNNAMED_S = 3600.0
 
 
@@ -184,8 +184,10 @@ class Uploads:
         return path
 
     def delete(self, record: Mapping[str, Any]) -> None:
-        """Delete a file. A later sweep removes its content, which waiting requests and other
-        callers' files may still need.
+        """Delete a file.
+
+        A later sweep removes its content, which waiting requests and other callers' files may still
+        need.
         """
         with self._lock, disk_errors(self._files):
             remove(self._files / record["id"])

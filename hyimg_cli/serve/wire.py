@@ -34,8 +34,8 @@ EVENTS = {
     "/v1/images/edits": "image_edit.completed",
 }
 MOST_RESULTS = 10
-# The fields of a line that a request may set. None of them can name a file: settings that are free
-# text could, so the safe ones are listed.
+# The fields of a line that a request may set. None of them can name a file. Free-text settings
+# could, so only the safe ones are listed.
 _OWN = {"prompt", "width", "height", "task", "metadata", "cot_text", "cot_token_ids", "ratio_index"}
 _SETTINGS = {
     name
@@ -53,8 +53,10 @@ _DATA = re.compile(r"data:image/[A-Za-z0-9.+-]{1,40};base64,", re.ASCII)
 
 @dataclass(frozen=True)
 class Wire:
-    """What requests may ask of one server: its model, that model's number of source pictures, the
-    number of denoise steps; the store of uploads; the server's settings.
+    """What requests may ask of one server.
+
+    Its model, that model's number of source pictures, the number of denoise steps; the store of
+    uploads; the server's settings.
     """
 
     model: str
@@ -64,8 +66,9 @@ class Wire:
     settings: Mapping[str, Setting]
 
     def line_of(self, endpoint: str, body: Mapping[str, Any], owner: str) -> dict[str, Any]:
-        """Return the manifest line of a request, without `custom_id`; its pictures are paths among
-        the uploads. Raises Refused.
+        """Return a request's manifest line, without `custom_id`; pictures are paths of uploads.
+
+        Raises Refused.
         """
         fields = {name: value for name, value in body.items() if value is not None}
         for name in fields:
@@ -87,7 +90,7 @@ class Wire:
         try:
             line = unwrap({"url": endpoint, "body": fields})
         except BadValue as bad:
-            # Its sentence begins with the field.
+            # The message begins with the field.
             param = next((name for name in fields if bad.what.startswith(f"{name} ")), "")
             raise bad_request(param, bad.what, f"manifest.{bad.slug}", bad.hint) from None
         asked = line.get("x_response_format", "b64_json")

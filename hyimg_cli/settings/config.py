@@ -1,7 +1,7 @@
-"""From flags, variables and files to settings, and on to the configuration of a run.
+"""Turn flags, variables and files into settings, and settings into a run's configuration.
 
-The one place of precedence: flag > environment > recipe file > hyimg.toml > default. A line of a
-manifest stands above all of them, the checkpoint of its job below: `manifest.resolve`.
+Precedence is decided here alone: flag > environment > recipe file > hyimg.toml > default. A
+manifest line overrides all of them; the job's checkpoint is below them: `manifest.resolve`.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ Origin = Literal[
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and what set it. `model` with None: the checkpoint's own, known per job."""
+    """A value and its origin. `model` with None: the checkpoint's own value, known per job."""
 
     name: str
     value: Any
@@ -40,15 +40,16 @@ def settle(
     *,
     origin: Literal["flag", "RunConfig"] = "flag",
 ) -> dict[str, Setting]:
-    """Every setting and what set it: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of
-    the working folder's `hyimg.toml` > default. `origin`: of what is given as flags.
+    """Return every setting and its origin.
 
-    Raises UsageError for a bad value, and for settings that do not go together.
+    Order: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of the working folder's
+    `hyimg.toml` > default. `origin`: of values given as flags. Raises UsageError for a bad value,
+    and for settings that contradict each other.
     """
     assert flags.keys() <= SETTINGS.keys(), f"no settings: {flags.keys() - SETTINGS.keys()}"
 
     def settle_one(row: Declaration) -> Setting:
-        """The setting by the strongest origin that says it."""
+        """Return the setting from the strongest origin that has it."""
         name = row.name
         if (flag := flags.get(name)) is not None:
             where = as_given(Setting(name, flag, origin))
@@ -73,7 +74,7 @@ def settle(
 def _keep_by_region(settled: dict[str, Setting]) -> None:
     """Turn keep_outside on for a region, unless a stronger origin turned it off.
 
-    Raises UsageError where both come from the same place and contradict each other.
+    Raises UsageError if both come from the same origin and contradict each other.
     """
     region, keep = settled["region"], settled["keep_outside"]
     order = get_args(Origin)
@@ -85,8 +86,9 @@ def _keep_by_region(settled: dict[str, Setting]) -> None:
 
 
 def _refuse_conflicts(settings: Mapping[str, Setting]) -> None:
-    """Raise UsageError where two settings cannot both hold: reuse that is required and switched
-    off, or replicas that cannot get a GPU each.
+    """Raise UsageError if two settings cannot both hold.
+
+    For example, reuse is required and turned off, or replicas cannot get a GPU each.
     """
     required, reuse = settings["require_kv_reuse"], settings["kv_reuse"]
     if required.value and not reuse.value:
@@ -107,8 +109,8 @@ def _conflict(one: Setting, other: Setting, why: str, slug: str) -> UsageError:
 
 
 def _typed(row: Declaration, value: Any, *, where: str) -> Any:
-    """`value` typed: text and paths are parsed, anything else is checked."""
-    if isinstance(value, SizeRequest | StepCache | tuple):  # of a RunConfig, or recorded
+    """Return `value` typed: text and paths are parsed, anything else is checked."""
+    if isinstance(value, SizeRequest | StepCache | tuple):  # from a RunConfig, or recorded
         return value
     try:
         is_text = isinstance(value, str | Path)
@@ -119,7 +121,7 @@ def _typed(row: Declaration, value: Any, *, where: str) -> Any:
 
 
 def as_given(setting: Setting) -> str:
-    """The setting as the user wrote it: the flag, the field, the variable, or the recipe's key."""
+    """Return the setting's name as the user wrote it: flag, field, variable or recipe key."""
     row = SETTINGS[setting.name]
     if setting.origin == "RunConfig":
         return f"{row.table}.{row.attribute}"
@@ -133,7 +135,10 @@ def as_given(setting: Setting) -> str:
 def build_run_config(
     settings: Mapping[str, Setting], folder: Path, cache_folder: Path | None
 ) -> RunConfig:
-    """The run that the settings describe: results in `folder`; without a cache's, no disk cache."""
+    """Return the run that the settings describe, with results in `folder`.
+
+    Without a cache folder, there is no disk cache.
+    """
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, row in SETTINGS.items():
         parts[row.table][row.attribute] = settings[name].value
@@ -145,7 +150,7 @@ def build_run_config(
 
 
 def settings_of(config: RunConfig) -> dict[str, Setting]:
-    """The settings that a configuration made by hand stands for, checked as flags are.
+    """Return the settings of a configuration made in Python, checked like flags.
 
     Raises UsageError for a bad value.
     """
@@ -155,7 +160,7 @@ def settings_of(config: RunConfig) -> dict[str, Setting]:
 
 
 def in_config(name: str, config: RunConfig) -> Any:
-    """The value that a run's configuration holds of a setting."""
+    """Return a setting's value in a run's configuration."""
     row = SETTINGS[name]
     return getattr(getattr(config, row.table), row.attribute)
 
@@ -163,9 +168,9 @@ def in_config(name: str, config: RunConfig) -> Any:
 def in_key(
     config: RunConfig, kind: JobKind, decided: Mapping[str, Any], *, denoises_latents: bool = False
 ) -> dict[str, str]:
-    """The settings' part of the resume key of a job: each that changes its pixels, by its word.
+    """Return the settings' part of a job's resume key: all that change its pixels, by their words.
 
-    `decided` has the values that a machine decides for "auto".
+    `decided` has the values that the machine chooses for "auto".
     """
     return {
         name: word_of[value]
@@ -176,8 +181,10 @@ def in_key(
 
 
 def read_key(words: Mapping[str, str], kind: JobKind) -> tuple[dict[str, Any], list[str]]:
-    """Back from that part of the key: the settings by name, their defaults where it has no word;
-    and the values in it that this version does not have.
+    """Read that part of a key back.
+
+    Returns the settings by name, with defaults for those without a word, and the values in it that
+    this version does not have.
     """
     values, unknown = dict[str, Any](), list[str]()
     for row, name, word_of in _key_parts(kind):
@@ -189,7 +196,7 @@ def read_key(words: Mapping[str, str], kind: JobKind) -> tuple[dict[str, Any], l
 
 
 def _key_parts(kind: JobKind) -> Iterator[tuple[Declaration, str, Mapping[Any, str]]]:
-    """The settings in a resume key, each with its name there and its words by value."""
+    """Yield the settings in a resume key, each with its name there and its words by value."""
     for row in SETTINGS.values():
         if isinstance(row.pixels, InKey) and row.concerns(kind, denoises_latents=True):
             name = (row.pixels.of_videos if kind == "videos" else "") or row.pixels.name

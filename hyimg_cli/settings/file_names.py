@@ -2,8 +2,8 @@
 
     {custom_id} {stem} {folder} {index} {seed}; {index:04}; {{ and }} for braces
 
-A name is a path below the run's `outputs`, without its suffix. It stays there, is of characters
-that any disk takes, and no part of it is hidden.
+A name is a path below the run's `outputs`, without its suffix. It cannot leave that folder, has
+only characters that every file system accepts, and no hidden parts.
 """
 
 import re
@@ -17,11 +17,11 @@ from hyimg_cli.settings.values import BadValue, nearest, shown
 FIELDS = ("custom_id", "stem", "folder", "index", "seed")
 _TEXT = r"([^{}]|\{\{|\}\}|\{(custom_id|stem|folder)\}|\{(index|seed)(:0?[1-9]?[0-9]?d?)?\})*"
 _HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}; numbers: {{index:04}}"
-# Below the 255 of most disks: a suffix, a process's number and ".tmp" stand around it for a while.
+# Below the 255 of most file systems: a suffix, a process id and ".tmp" are added for a while.
 _MAX_PART = 200
 _MAX_BYTES = 1000
 _RESERVED = set('<>:"|?*\\')
-# What no name may match. A folder must not hide what a run itself puts beside a file.
+# What no name may match. A folder must not hide a file that the run itself writes.
 _FAULTS = {
     "^$|^/|//|/$": "a part of it is empty",
     r"(^|/)\.": "a part of it begins with a dot",
@@ -31,7 +31,10 @@ _FAULTS = {
 
 
 def read_template(value: object) -> str:
-    """A template of names. What it gives for a job may still be none: `fault_of` tells."""
+    """Parse a template of names.
+
+    The name that it gives for a job may still be invalid: see `fault_of`.
+    """
     template: str = text("name").read(value)
     if rest := re.sub(_TEXT, "", template, count=1):
         bad = rest[: rest.find("}") + 1] or rest
@@ -49,18 +52,18 @@ NAME_TEMPLATE = Kind(read_template, TEXT)
 
 
 def fill_template(template: str, values: Mapping[str, str | int]) -> str:
-    """The name that a checked template gives. An empty folder leaves no slash."""
+    """Return the name that a checked template gives. An empty folder leaves no slash."""
     return "/".join(filter(None, template.format_map(values).split("/")))
 
 
 def tells_results_apart(template: str) -> bool:
-    """True if a template gives each result of a line a name of its own."""
+    """True if a template gives each result of a line its own name."""
     fields = {name for _, name, _, _ in Formatter().parse(template)}
     return not fields.isdisjoint(("custom_id", "index", "seed"))
 
 
 def fit(text: str) -> str:
-    """The name of a user's file or folder as part of a name: NFC, "_" for what none may hold."""
+    """Return a user's file or folder name as part of a name: NFC, invalid characters as "_"."""
     clean = "".join(
         "_" if c in _RESERVED or not c.isprintable() else c
         for c in unicodedata.normalize("NFC", text)
@@ -69,7 +72,7 @@ def fit(text: str) -> str:
 
 
 def fault_of(name: str) -> str:
-    """Fault of a finished name; empty where it may be used."""
+    """Return the fault of a finished name; empty if it is valid."""
     for pattern, fault in _FAULTS.items():
         if re.search(pattern, name):
             return fault
@@ -82,14 +85,14 @@ def fault_of(name: str) -> str:
 
 
 def fold_name(path: str) -> str:
-    """A path as disks compare it that know neither case nor ways to write an accent."""
+    """Return a path as compared by file systems that ignore case and how accents are encoded."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Index of each path that is an earlier one, with the index of that.
+    """Yield the index of each path that equals an earlier one, with the earlier index.
 
-    On some disks case and the way an accent is written make no difference.
+    Some file systems ignore case and how accents are encoded.
     """
     seen: dict[str, int] = {}
     for index, path in enumerate(paths):
@@ -98,5 +101,5 @@ def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def template_of(name: str) -> str:
-    """The template of a name that has no fields."""
+    """Return the template of a name without fields."""
     return name.replace("{", "{{").replace("}", "}}")

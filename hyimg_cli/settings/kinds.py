@@ -1,6 +1,4 @@
-"""Kinds of values: what a manifest field, a flag or a recipe may say, and what is wrong with a
-value, in the words of its user.
-"""
+"""Kinds of values: what a manifest field, a flag or a recipe key accepts, with its errors."""
 
 import json
 import re
@@ -23,22 +21,22 @@ from hyimg_cli.spec.step_cache import StepCache
 
 
 def matching(pattern: str) -> dict[str, Any]:
-    """Schema of a text that all of a pattern matches."""
-    # NOTE: Python's `$` also matches before a line's end at the end; that of JSON Schema does not.
+    """Return the schema of a text that a pattern matches completely."""
+    # NOTE: Python's `$` also matches before a final line end; JSON Schema's does not.
     return {"type": "string", "pattern": rf"^(?:{pattern})$(?!\n)"}
 
 
-# Addresses of no object store; what is in memory ends with its process.
+# Addresses that are not an object store; data in memory ends with its process.
 NO_STORES = ("file", "local", "memory", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 Side = Annotated[int, Interval(ge=MIN_SIDE, le=MAX_SIDE)]
-# Of a value that is copied through.
+# The kind of a value that is copied through.
 MAX_DEPTH = 100
-# A folder's name has no dot, so that no folder is another job's file: "a.frames", "a.png".
+# A folder's name has no dot, so no folder can be another job's file: "a.frames", "a.png".
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
 NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in NO_STORES)
-# Text with something in it.
+# Text that is not empty.
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
 _TRUTHS = dict.fromkeys(("1", "true", "yes", "on"), True)
@@ -54,18 +52,18 @@ _ID_HINT = (
 
 
 def is_custom_id(text: str) -> bool:
-    """Tell if `text` may name a job, and so a file: `ID_PATTERN`, whole."""
+    """Return True if `text` may name a job, and so a file: all of it matches `ID_PATTERN`."""
     return re.fullmatch(ID_PATTERN, text, re.ASCII) is not None
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What a field, a flag or a key of a recipe may hold.
+    """The values that a field, a flag or a recipe key accepts.
 
-    `read` gives the typed value of a JSON or TOML value or raises BadValue. `schema`: a type as
-    pydantic reads it, or a JSON Schema. `allowed`: the values in words, empty where they need none;
-    `choices`: what a shell completes. `split` makes of a flag's, a variable's or a table cell's
-    text the value that it stands for, where that is neither the text nor the JSON in it.
+    `read` returns the typed value of a JSON or TOML value, or raises BadValue. `schema`: a type as
+    pydantic reads it, or a JSON Schema. `allowed`: the values in words; empty if they need no
+    explanation. `choices`: for shell completion. `split` parses the text of a flag, a variable or a
+    table cell, if that is neither taken as text nor parsed as JSON.
     """
 
     read: Callable[[Any], Any]
@@ -77,21 +75,25 @@ class Kind:
 
     @property
     def annotation(self) -> Any:
-        """The type as pydantic makes a schema of it."""
+        """Return the type from which pydantic makes a schema."""
         from pydantic import WithJsonSchema
 
         is_type = not isinstance(self.schema, dict)
         return self.schema if is_type else Annotated[Any, WithJsonSchema(self.schema)]
 
     def parse(self, text: str) -> Any:
-        """The typed value of a flag's, a variable's or a table cell's text. Raises BadValue."""
+        """Return the typed value of a text: a flag's, a variable's or a table cell's.
+
+        Raises BadValue.
+        """
         split = self.split or (str if self.schema in (TEXT, ANY_TEXT) else _json_in)
         return self.read(split(text))
 
 
 def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
-    """The kind of values that pydantic reads: numbers in an `Interval`, truths, or the choices of a
-    `Literal`, which may have `aliases`.
+    """Return the kind of values that pydantic reads.
+
+    Numbers in an `Interval`, booleans, or the choices of a `Literal`, which may have `aliases`.
     """
     named = aliases or {}
     base, *limits = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
@@ -136,14 +138,14 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
 
 
 def _adapter(annotation: Any) -> "TypeAdapter[Any]":
-    # Imported where a value is read: a page of help must not wait for it.
+    # Imported when a value is read: a help page must not wait for it.
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def _json_in(cell: str) -> Any:
-    """The JSON value of a text; what begins with neither { nor [ is itself."""
+    """Return the JSON value of a text; a text that begins with neither { nor [ is a string."""
     cell = cell.strip()
     try:
         return json_of(cell) if cell.startswith(("{", "[")) else cell
@@ -153,7 +155,7 @@ def _json_in(cell: str) -> Any:
 
 
 def text(noun: str, *, may_be_empty: bool = False) -> Kind:
-    """The kind of a text with something in it, which is named so in messages."""
+    """Return the kind of a non-empty text, with this name in messages."""
 
     def read(value: Any) -> str:
         if type(value) is not str:
@@ -181,7 +183,7 @@ def pattern_kind(
     slug: str = "bad-value",
     **more: Any,
 ) -> Kind:
-    """The kind of a text that all of a pattern matches. Of another one `fault` is said."""
+    """Return the kind of a text that a pattern matches completely; others raise `fault`."""
     whole = re.compile(pattern, re.ASCII)
 
     def read(value: Any) -> Any:
@@ -206,7 +208,10 @@ def _size(text: re.Match[str]) -> SizeRequest:
 
 
 def size_request(height: int, width: int, *, is_ratio: bool = False) -> SizeRequest:
-    """A request for `height` x `width`. Raises BadValue outside the sides and ratios allowed."""
+    """Return a request for `height` x `width`.
+
+    Raises BadValue outside the allowed sides and ratios.
+    """
     low = 1 if is_ratio else MIN_SIDE
     short, long = sorted((height, width))
     if short < low or long > min(MAX_SIDE, MAX_RATIO * short):
@@ -215,8 +220,9 @@ def size_request(height: int, width: int, *, is_ratio: bool = False) -> SizeRequ
 
 
 def as_json(value: Any) -> str:
-    """Any JSON value of at most `MAX_DEPTH` levels as its JSON text, which takes a fraction of the
-    memory. Raises BadValue.
+    """Return any JSON value of at most `MAX_DEPTH` levels as JSON text. Raises BadValue.
+
+    The text takes a fraction of the memory.
     """
     with suppress(ValueError):
         if not is_deeper(value, MAX_DEPTH):
@@ -228,8 +234,9 @@ def as_json(value: Any) -> str:
 def numbers(
     one: Any, fewest: int, most: int, *, is_distinct: bool = False, is_span: bool = False
 ) -> Kind:
-    """The kind of a list of `fewest` to `most` numbers, read as a tuple. `is_span`: of the two
-    bounds of a part.
+    """Return the kind of a list of `fewest` to `most` numbers, read as a tuple.
+
+    `is_span`: the numbers are the two bounds of a range.
     """
     each = plain(one)
     adapter = cache(partial(_adapter, list[one]))
@@ -241,7 +248,7 @@ def numbers(
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
-        try:  # at once in a fifth of the time; one by one, the first bad one is named
+        try:  # All at once takes a fifth of the time; one by one, the first bad one is named.
             found = tuple(adapter().validate_python(list(value)))
         except ValueError:
             found = tuple(map(each.read, value))
@@ -255,7 +262,7 @@ def numbers(
     def split(text: str) -> list[Any]:
         return [(each.split or str)(part) for part in re.split(r"[\s,;]+", text.strip(" []"))]
 
-    # JSON Schema knows a set as a list of things that differ.
+    # In JSON Schema, a set is a list of distinct items.
     many: Any = Annotated[set[one] if is_distinct else list[one], Len(fewest, most)]
     return Kind(read, many, "low,high" if is_span else "str", allowed, split=split)
 

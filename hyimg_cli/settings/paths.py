@@ -1,4 +1,4 @@
-"""Kinds of text that hold paths: which parts of a value are paths is said here alone."""
+"""Kinds of values that hold paths; only this module knows which parts of a value are paths."""
 
 import os
 import re
@@ -14,49 +14,50 @@ from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
 
 _BOX = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
-# A part is read in one way only: of two, a long list with a fault at its end would take forever.
+# Each part has one reading only: with two, matching a long list with a fault at its end would take
+# exponential time.
 _ON = r"(?:(high|low)=\s*|(?!high=|low=))"
 _LORA = _ON + r"([^\x00;\s][^\x00;]*\.safetensors|none)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
 
 
 @dataclass(frozen=True, eq=False)
 class PathKind(Kind):
-    """A kind whose values hold paths. Whoever resolves, moves, hides or finds the files of a job
-    asks it which parts they are; a list of such fields stands nowhere else.
+    """A kind whose values hold paths.
 
-    Its `names` are paths, and what may stand in their place: `is_path` tells them apart. A value
-    is one name, or several.
+    Code that resolves, moves, hides or finds a job's files asks it for the paths; no other list of
+    such fields exists. A value is one name, or several. Names are paths, or something else in their
+    place, which `is_path` distinguishes.
     """
 
     is_path: Callable[[str], bool] = lambda name: True
 
     def names(self, value: Any) -> Sequence[str]:
-        """The names in a value, typed or as in JSON."""
+        """Return the names in a value, typed or as in JSON."""
         return [value] if isinstance(value, str) else value
 
     def with_names(self, value: Any, names: Sequence[str]) -> Any:
-        """The value, typed, with other names."""
+        """Return the typed value with other names."""
         return names[0] if isinstance(value, str) else tuple(names)
 
     def to_json(self, value: Any) -> Any:
-        """A typed value as in JSON."""
+        """Return a typed value as in JSON."""
         return value if isinstance(value, str) else list(value)
 
     def map_paths(self, value: Any, change: Callable[[str], str]) -> Any:
-        """The value, typed, with each path changed."""
+        """Return the typed value with each path changed."""
         names = [self.as_path(change(n)) if self.is_path(n) else n for n in self.names(value)]
         return self.with_names(value, names)
 
     def as_path(self, path: str) -> str:
-        """A path, spelled so that it is one."""
+        """Return a path in a form that `is_path` recognises."""
         return path if self.is_path(path) else f"./{path}"
 
     def resolve_paths(self, value: Any, folder: Path) -> Any:
-        """A value of a line in `folder`, its names led from the working folder."""
+        """Return a value of a line in `folder`, with names relative to the working folder."""
         return self.with_names(value, [self.resolve_name(n, folder) for n in self.names(value)])
 
     def resolve_name(self, name: str, folder: Path) -> str:
-        """A name of a line in `folder`, led from the working folder where it is a path."""
+        """Return a name of a line in `folder`; a path becomes relative to the working folder."""
         return self.as_path(shown_place(joined(folder, name))) if self.is_path(name) else name
 
 
@@ -64,13 +65,13 @@ class ModelName(PathKind):
     """An embedded model, a hub id, or the path of a folder, which begins with a dot or a slash."""
 
     def resolve_name(self, name: str, folder: Path) -> str:
-        """One that leads nowhere from `folder` leads from the working folder."""
+        """Return a path relative to the working folder if it does not exist in `folder`."""
         there = str(folder / name)
         return self.as_path(there) if self.is_path(name) and os.path.isdir(there) else name
 
 
 class Camera(PathKind):
-    """Keys, the path of a file of poses, or that of a folder with one."""
+    """Camera keys, the path of a file of poses, or the path of a folder with one."""
 
     def resolve_name(self, name: str, folder: Path) -> str:
         there = shown_place(joined(folder, name))
@@ -80,7 +81,10 @@ class Camera(PathKind):
 
 
 class Loras(PathKind):
-    """LoRA files, `;` between them: `[high=|low=]FILE[@WEIGHT]`; comes back as a tuple of Lora."""
+    """LoRA files, separated by `;`: `[high=|low=]FILE[@WEIGHT]`.
+
+    The typed value is a tuple of Lora.
+    """
 
     def names(self, value: tuple[Lora, ...]) -> list[str]:
         return [one.file for one in value if one.file]
@@ -93,14 +97,14 @@ class Loras(PathKind):
         return ";".join(map(str, value))
 
     def resolve_name(self, name: str, folder: Path) -> str:
-        """A file in `folder`, else one in the working folder, else a name as it is."""
+        """Return a file in `folder`, else one in the working folder, else the name unchanged."""
         file = os.path.expanduser(name)
         present = filter(os.path.isfile, (str(folder / file), file))
         return next(map(self.as_path, present), name)
 
 
 def is_hub_file(name: str) -> bool:
-    """Tell OWNER/REPOSITORY/FILE from a path."""
+    """Return True for OWNER/REPOSITORY/FILE, False for a path."""
     first = name.split("/")[0]
     return name.count("/") >= 2 and first not in ("", ".", "..", "~") and not scheme_of(name)
 

@@ -1,8 +1,8 @@
 """How a run is carried out: everything that is not part of a job.
 
 A field with a `Declaration` is a setting: its flag, variable, key in a recipe, help, schema and
-part of the resume key follow from it (`settings.table`). Fields are given by name; only what a
-class is first of all about may be given by position.
+part of the resume key follow from it (`settings.table`). Fields are given by name; only the main
+field of a class may be given by position.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
 JobKind = Literal["pictures", "videos"]
-# Who reads a setting; `latents`: videos, and pictures of models that denoise latents alone.
+# Jobs that read a setting; `latents`: videos, and pictures of models that only denoise latents.
 Readers = Literal[JobKind, "latents"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
@@ -30,8 +30,8 @@ DecodeTiles = Literal["auto", "own", "half"]
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 OFFLOADS: tuple[Offloading, ...] = get_args(Offloading)
 DECODE_TILES: tuple[DecodeTiles, ...] = get_args(DecodeTiles)
-# By the names of the library's AttentionBackendName; not those of NPUs and XLA. First those that
-# can split a video's tokens over ranks.
+# Names of diffusers' AttentionBackendName, without the ones for NPUs and XLA. The first ones can
+# split a video's tokens over ranks.
 _Split = Literal["native", "_native_cudnn", "_native_flash", "flash", "flash_hub"]
 _SplitHub = Literal["flash_varlen_hub", "_flash_3_hub", "_flash_3_varlen_hub", "sage", "sage_hub"]
 _Native = Literal["_native_efficient", "_native_math", "flex", "xformers"]
@@ -43,14 +43,14 @@ AttentionBackend = Literal[_Split, _SplitHub, _Native, _Flash, _Sage, _SageFp8, 
 CONTEXT_BACKENDS: tuple[str, ...] = get_args(Literal[_Split, _SplitHub])
 
 
-# Of processes, and of clips, that share work.
+# Number of processes, or of clips, that share work.
 MOST_TOGETHER = 64
 Together = Annotated[int, Interval(ge=1, le=MOST_TOGETHER)]
 Megabytes = Annotated[int, Interval(ge=0, le=10**7)]
 
 
 _run, _model = partial(o.option, panel=o.RUN), partial(o.option, panel=o.MODEL)
-# What every command that loads a model asks.
+# Settings of every command that loads a model.
 _each_model = partial(_model, commands=("doctor", "bench", "replay"))
 _candidates = partial(o.option, panel=o.CANDIDATES)
 _scored = partial(_candidates, commands=("bench",))
@@ -71,10 +71,11 @@ _video_ranks = partial(_video, 1, commands=("replay",))
 
 @dataclass(frozen=True, eq=False)
 class InKey:
-    """How a setting that changes pixels stands in the resume key: under `name`, in a video's under
-    `of_videos` if that is another, by the word for its value; without `words`, each value but the
-    default is its own. A value without a word is not written: keys of runs before the setting was
-    there stay.
+    """How a setting that changes pixels is written in the resume key.
+
+    `name`: its name there; `of_videos`: its name in a video's key, if different. `words`: a word
+    for each value; without it, each value but the default is its own word. A value without a word
+    is not written, so keys from before the setting existed stay valid.
     """
 
     name: str
@@ -84,7 +85,7 @@ class InKey:
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What a machine has by which the device, dtype and graphs of "auto" are decided."""
+    """Facts about a machine that decide the device, dtype and graphs for "auto"."""
 
     has_gpu: bool
     has_triton: bool
@@ -92,9 +93,9 @@ class MachineInfo:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The disk cache, kept from one run to the next. Without a `folder`, nothing.
+    """The disk cache, kept between runs; without a `folder` nothing is cached.
 
-    `keeps_weights`: experts' weights are kept there as they were quantised.
+    `keeps_weights`: quantized expert weights are kept there.
     """
 
     folder: Annotated[Path, FOLDER] | None = _kept(
@@ -118,27 +119,30 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Which weights, where and in which precision.
+    """The weights, where they run, and their precision.
 
-    `model` is a folder, a hub id or `tiny-image` (embedded). `device` is `auto`, `cpu`, `cuda`,
-    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `vae_use_tiling`: latents
-    become pixels tile by tile, in bounded memory, or whole; other pixels either way; None: tiles
-    for videos, whole pictures. `quantization` holds the routed experts, or a video's transformer,
-    in 8 bits (`fp8`) or 4 (`nf4`); other pixels, too. `decode_graphs`: text is decoded by CUDA
-    graphs, by default where they can be; they round differently, so other texts are possible.
-    `deterministic`: torch takes those algorithms alone that give the same bits again.
-    `cpu_offload`: of a video model one network at a time is on the GPU, of its transformer one
-    block (`group`), the others are in main memory; the same pixels. `attention_backend`,
-    `compile_blocks`: of a video's transformer; they round differently. `vae_dtype`, by which
-    pictures' VAEs compute, with weights in float32: `float16` decodes under autocast, `auto` so on
-    a GPU where upstream does, else in float32 (TF32 on a GPU), `float32` has all its bits.
-    `offloads_experts`: of a
-    picture's model the experts are in main memory, `expert_room` bytes of them on the GPU beside
-    two layers, and so is the VAE between its turns. `components`: a folder with the text encoder
-    and VAE of a video model that comes without. `decode_tiles`: of a video's decode, whatever
-    `vae_use_tiling` says: the model's `own`, or those of half their side; other pixels. `machine`:
-    where the work is done; None: this one. `weights_cache`: where quantised weights are
-    kept for the next start; None: nowhere.
+    `model`: a folder, a hub id or `tiny-image` (embedded). `device`: `auto`, `cpu`, `cuda`,
+    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `quantization`: holds the
+    routed experts, or a video's transformer, in 8 bits (`fp8`) or 4 (`nf4`); changes pixels.
+    `deterministic`: torch uses only deterministic algorithms.
+
+    `vae_use_tiling`: decode latents tile by tile, in limited memory, or whole; pixels differ. None:
+    tiles for videos, whole pictures. `decode_tiles`: tiles of a video's decode, whatever
+    `vae_use_tiling` is: the model's `own`, or tiles of half their side; changes pixels.
+    `vae_dtype`: of pictures' VAEs, with weights in float32. `float16` decodes under autocast.
+    `auto` does so on a GPU where upstream does, and else decodes in float32 (TF32 on a GPU).
+    `float32` uses full precision.
+
+    `decode_graphs`: decode text with CUDA graphs, by default where supported; rounding differs, so
+    texts can differ. `cpu_offload`: one network of a video model at a time is on the GPU, or one
+    block of its transformer (`group`), and the others are in main memory; same pixels.
+    `offloads_experts`: a picture model's experts are in main memory, with `expert_room` bytes of
+    them on the GPU in addition to two layers, and so is the VAE while it is idle.
+    `attention_backend`, `compile_blocks`: of a video's transformer; rounding differs.
+
+    `components`: a folder with the text encoder and VAE of a video model that lacks them.
+    `machine`: the machine that does the work; None: this one. `weights_cache`: where quantized
+    weights are kept for the next start; None: nowhere.
     """
 
     model: str = _weights("tiny-image", "Model folder or hub id.", is_basic=True, only="pictures")
@@ -231,13 +235,14 @@ class ModelChoice:
     weights_cache: CacheConfig | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
-        """Kind of device that is asked for, on a machine with a GPU or without."""
+        """Return the kind of device that is asked for, on a machine with or without a GPU."""
         return "cpu" if self.device == "cpu" or (self.device == "auto" and not has_gpu) else "cuda"
 
     @property
     def tiles_videos(self) -> bool:
-        """True unless start pictures are encoded whole, and videos decoded so if nothing is said of
-        that.
+        """True unless tiling is off.
+
+        Then start pictures are encoded, and videos by default decoded, in tiles.
         """
         return self.vae_use_tiling is not False
 
@@ -247,13 +252,14 @@ class ModelChoice:
         return self.tiles_videos or self.decode_tiles != "auto"
 
     def dtype_on(self, kind: str) -> str:
-        """Dtype on a kind of device: float32 on the CPU, bfloat16 on a GPU by default."""
+        """Return the dtype on a kind of device; default: float32 on the CPU, bfloat16 on a GPU."""
         by_default = "float32" if kind == "cpu" else "bfloat16"
         return by_default if self.dtype == "auto" else self.dtype
 
     def wants_graphs(self, *, on_one_gpu: bool, has_triton: bool) -> bool:
-        """True if text is decoded by CUDA graphs, in one process. Decided here alone: resume keys
-        say it before anything is loaded.
+        """Return True if one process decodes text with CUDA graphs.
+
+        Decided only here, because resume keys need it before anything is loaded.
         """
         if self.decode_graphs == "auto":
             return on_one_gpu and has_triton and not self.offloads_experts
@@ -262,8 +268,9 @@ class ModelChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions):
-    """Which jobs a line becomes, and how each is sampled. None of what a checkpoint may say: as
-    that says.
+    """The jobs that a line becomes, and how each is sampled.
+
+    None means the checkpoint's default.
     """
 
     size: Annotated[SizeRequest, SIZE] = o.sampling_option(
@@ -288,8 +295,10 @@ class Outside(o.KeepOutside):
 
 @dataclass(frozen=True, kw_only=True)
 class ReuseConfig:
-    """`kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: or the job
-    fails. `prompt_cache`: a video prompt is embedded once, not for each job.
+    """Reuse of keys, values and prompts.
+
+    `kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: jobs that cannot do
+    so fail. `prompt_cache`: a video prompt is embedded once, not for each job.
     """
 
     kv_reuse: bool = _replayed_of_pictures(
@@ -310,18 +319,20 @@ class ReuseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """Batch sizes, and what jobs work with together.
+    """Batch sizes, and what jobs in a batch share.
 
-    `max_size`: jobs that think together, and that draw together, at most; fewer where memory is
-    short. `memory_gb`: of the device's memory, weights and all may fill so much; None: what is
-    free. `gpu_memory_utilization`: the part of each GPU's memory, above 0 to 1, that the run may
-    use, weights and all; where both are given, the smaller counts. `is_invariant`: a job's pixels
-    do not depend on its batch, to the bit (CPU). `prefix_cache_mb`: K/V of shared prefixes kept
-    between jobs, on the device; `prefix_cache_host_mb`: more of them in main memory. 0: none.
-    `clips`: of a video model that works in chunks, so many are denoised together; other pixels, by
-    rounding. `prewarm`: each shape is run once before it counts. `prefetches_sources`: the next
-    jobs' source images are encoded beside the model; None: where that suits the device, and its
-    memory is not short of experts. `background_pass`, `tokens_between_steps`: of a server, whose
+    `max_size`: maximum number of jobs that write text together, and that draw together; fewer if
+    memory is short. `memory_gb`: how much of the device's memory may be filled, including weights;
+    None: what is free. `gpu_memory_utilization`: the fraction of each GPU's memory, above 0 to 1,
+    that the run may use, including weights; if both are given, the smaller one applies.
+    `is_invariant`: a job's pixels do not depend on its batch, to the bit (CPU). `prefix_cache_mb`:
+    K/V of shared prefixes kept between jobs, on the device; `prefix_cache_host_mb`: more of them in
+    main memory. 0: none.
+
+    `clips`: number of clips denoised together by a video model that works in chunks; rounding
+    differs. `prewarm`: each shape is run once before the first job. `prefetches_sources`: the next
+    jobs' source images are encoded while the model works; None: if that suits the device, and its
+    memory is not short of experts. `background_pass`, `tokens_between_steps`: for a server, whose
     jobs join at every denoise step.
     """
 
@@ -373,11 +384,12 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where results go and what they carry.
+    """Where results go, and what their files contain.
 
-    `frames`: beside a video, its frames without loss. `checkpoint_every`: denoise steps after which
-    a video's latents are kept until it is done; 0: only behind the last. `only_texts`: a job ends
-    with its text, and nothing is drawn. `keep_gps`: a kept source's EXIF keeps its place.
+    `frames`: also write a video's frames, lossless. `checkpoint_every`: denoise steps after which a
+    video's latents are saved, until the video is done; 0: only after the last step. `only_texts`: a
+    job ends with its text, and nothing is drawn. `keep_gps`: keep the position in a kept source's
+    EXIF.
     """
 
     folder: Annotated[Path, RUN_FOLDER] = _run(
@@ -424,14 +436,14 @@ class OutputConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """Over how many processes the work is spread.
+    """The processes over which the work is spread.
 
-    `cfg_ranks`: guidance branches, of which there are at most two. Of a video: `vae_ranks`, the
-    tiles of its decode. Neither changes pixels. `context_ranks`: the tokens of a video's branches,
-    `tensor_ranks`: the layers of a picture's model, for each branch; sums round differently then.
-    `replicas`: sessions with a model of their own each, on a GPU of their own, that share the jobs;
-    no pixel changes. `ray_address`: of the Ray cluster that they run on, `local` for one that is
-    started here; None: processes of this machine.
+    `cfg_ranks`: for guidance branches, at most two. `vae_ranks`: for the tiles of a video's decode.
+    Neither changes pixels. `context_ranks`: for the tokens of a video's branches. `tensor_ranks`:
+    for the layers of a picture's model, per branch. With these two, sums round differently.
+    `replicas`: sessions that share the jobs, each with its own model and GPU; same pixels.
+    `ray_address`: the Ray cluster that they run on, or `local` to start one here; None: processes
+    of this machine.
     """
 
     vae_ranks: Together = _video_ranks(
@@ -465,27 +477,27 @@ class ParallelConfig:
 
     @property
     def ranks(self) -> int:
-        """Processes that are needed for a video, this one counted."""
+        """Number of processes for a video, including this one."""
         return max(self.vae_ranks, self.step_ranks)
 
     @property
     def step_ranks(self) -> int:
-        """Those of them that hold the transformer."""
+        """Number of these processes that hold the transformer."""
         return max(self.cfg_ranks, self.context_ranks)
 
     @property
     def picture_ranks(self) -> int:
-        """Processes that are needed for a picture, this one counted."""
+        """Number of processes for a picture, including this one."""
         return self.tensor_ranks * self.cfg_ranks
 
     @property
     def has_replicas(self) -> bool:
-        """True if sessions run in other processes than this."""
+        """True if sessions run in other processes."""
         return self.replicas > 1 or self.ray_address is not None
 
     @property
     def of_session(self) -> int:
-        """Processes, a GPU each, that one session needs for whatever it makes."""
+        """Number of processes, with one GPU each, that a session needs for any job."""
         return max(self.ranks, self.picture_ranks)
 
 
@@ -493,7 +505,7 @@ class ParallelConfig:
 class CandidatesConfig:
     """How the results of a line are scored, and the best of them picked.
 
-    `draft_steps`: candidates are first drawn in so few steps, and only the picked ones in full;
+    `draft_steps`: candidates are first drawn in this many steps, and only the picked ones in full;
     None: all in full. `score`: see `scoring.scorers`. `least`, `most`: gates, SCORER[.PART]=NUMBER.
     """
 
@@ -534,7 +546,10 @@ class CandidatesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """Policy for failed jobs. `max_consecutive_errors`: of jobs that reached the model."""
+    """What to do about failed jobs.
+
+    `max_consecutive_errors`: of jobs that reached the model.
+    """
 
     fail_fast: bool = _run(
         False,

@@ -11,7 +11,7 @@ from hyimg_cli.spec.options import Lora, Region
 from hyimg_cli.spec.step_cache import StepCache
 
 PREFIX = "HYIMG_"
-# Of types that have one of their own.
+# For types that have a kind of their own.
 _KINDS: dict[Any, Kind] = {
     StepCache: STEP_CACHE,
     Region: REGION,
@@ -22,9 +22,8 @@ _KINDS: dict[Any, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """What a manifest line may hold under a name, or one of its other names, the `aliases`.
-
-    `only`: the jobs that read it, where not all do.
+    """A field of a manifest line. `aliases`: its other names. `only`: the jobs that read it, if
+    not all do.
     """
 
     name: str
@@ -34,23 +33,23 @@ class Field:
     only: Readers | None = None
 
     def concerns(self, kind: JobKind, *, denoises_latents: bool = False) -> bool:
-        """True if jobs of a kind read it; `denoises_latents`: and all that their model does."""
+        """Return True if jobs of a kind read it. `denoises_latents`: their model does only that."""
         readers = (None, kind, *(["latents"] if kind == "videos" or denoises_latents else []))
         return self.only in readers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Declaration(Field):
-    """A setting, as the field that holds it declares it.
+    """A setting, as declared by the field that holds it.
 
-    `name`: of the setting, where the field has another. `panel`: of the help; without one there is
-    no flag. `is_basic`: on the first screen of a run's help. `flags`: as spelled, where they do not
-    follow from the name. `also_variable`: of another program, read where its own variable is not
-    set. `in_line`: a manifest line may say it, too. `pixels`: how they depend on it; what is said
-    by the "job" or the "checkpoint" is in the resume key by itself, and None changes none.
-    `commands`: those that run no manifest and take its flag all the same. The field says the rest:
-    its `kind` and its place, `attribute` of `table`, which is a recipe's table and a part of
-    `RunConfig`.
+    `name`: the setting's name, if different from the field's. `panel`: its panel in the help;
+    without one it has no flag. `is_basic`: shown on the first page of a run's help. `flags`:
+    spellings that do not follow from the name. `also_variable`: another program's variable, read if
+    its own is not set. `in_line`: a manifest line can set it. `pixels`: how they depend on it:
+    settings of the "job" or the "checkpoint" are in the resume key anyway, and None changes no
+    pixel. `commands`: commands without a manifest that also have its flag. The field gives the
+    rest: its `kind`, and its place, `attribute` of `table`. A table belongs to a recipe and is a
+    part of `RunConfig`.
     """
 
     default: Any
@@ -70,25 +69,26 @@ class Declaration(Field):
 
     @property
     def spelled(self) -> tuple[str, ...]:
-        """Its flags as Typer takes them: `--on/--off` for a truth."""
+        """Return its flags as Typer expects them: `--on/--off` for a boolean."""
         is_truth = self.kind.schema is bool
         return self.flags or ((f"{self.flag}/--no-{self.flag[2:]}",) if is_truth else (self.flag,))
 
     @property
     def variable(self) -> str:
-        """Its environment variable."""
+        """The name of its environment variable."""
         return PREFIX + self.name.upper()
 
 
 def _declarations(part: Any, table: str) -> Iterator[Declaration]:
-    """The settings among the fields of a part of `RunConfig`, which is a recipe's `table`: its own
-    before those that it has of jobs.
+    """Yield the settings among the fields of a part of `RunConfig`, a recipe's `table`.
+
+    Its own come before the ones that it has in common with jobs.
     """
     for one in sorted(fields(part), key=lambda one: one.name not in part.__annotations__):
         if declared := one.metadata.get("setting"):
             own = {"name": one.name} | declared
             aliases = own.pop("spellings", None)
-            # Of a type or None, the type: nobody can write None.
+            # For a type or None, the type: None cannot be written.
             kind_of = get_args(one.type)[0] if type(None) in get_args(one.type) else one.type
             kind = next((mark for mark in get_args(kind_of) if isinstance(mark, Kind)), None)
             if kind_of is str:  # named by its field in messages

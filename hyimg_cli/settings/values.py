@@ -7,7 +7,7 @@ from typing import Any
 
 
 class BadValue(ValueError):
-    """A value that its kind does not allow; `slug` ends the code of the fault it becomes."""
+    """A value that its kind does not allow; `slug` ends the code of the resulting fault."""
 
     def __init__(self, what: str, hint: str, slug: str = "bad-value") -> None:
         super().__init__(what)
@@ -17,12 +17,12 @@ class BadValue(ValueError):
 
 
 def shown(value: Any, width: int = 60) -> str:
-    """`value` as JSON on one line, cut to `width` characters: safe to print in a message."""
+    """Return `value` as JSON on one line, cut to `width` characters: safe to print in a message."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like `word`, or None where nothing comes close."""
+    """Return the known name most like `word`, or None if none is close."""
     return next(iter(difflib.get_close_matches(word.lower(), list(known), 1, cutoff)), None)

@@ -1,6 +1,4 @@
-"""How things are named by content: sha256 over canonical JSON or bytes, and seeds made from
-names.
-"""
+"""Name things by content: sha256 over canonical JSON or bytes, and seeds derived from names."""
 
 import hashlib
 import json
@@ -14,18 +12,18 @@ _PIECE_BYTES = 1 << 20
 
 
 def of_bytes(data: bytes) -> str:
-    """Hex sha256 of `data`."""
+    """Return the hex sha256 of `data`."""
     return hashlib.sha256(data).hexdigest()
 
 
 def of_json(value: Any) -> str:
-    """Hex sha256 of `value` as JSON with sorted keys and no spaces."""
+    """Return the hex sha256 of `value` as JSON with sorted keys and no spaces."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return of_bytes(text.encode())
 
 
 def of_file(path: Path, most: int | None = None) -> str:
-    """Hex sha256 of the bytes that a regular file has when it is opened, `most` at most.
+    """Return the hex sha256 of a regular file, as it is when opened, `most` bytes at most.
 
     Raises OSError as `files.opened` does.
     """
@@ -39,5 +37,5 @@ def of_file(path: Path, most: int | None = None) -> str:
 
 
 def seed_from(name: str) -> int:
-    """A seed in 0 .. 2**31 - 1 that depends on `name` alone."""
+    """Return a seed in 0 .. 2**31 - 1 that depends on `name` alone."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 1

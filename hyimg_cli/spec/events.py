@@ -1,4 +1,4 @@
-"""Events of a session while it works, and the outcome of each job."""
+"""Events of a session at work, and the outcome of each job."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,7 +25,7 @@ ReuseStatus = Literal["hit", "partial", "recompute", "none"]
 class BranchTokens:
     """Token rows of one guidance branch's prefix, and of each denoise step.
 
-    `reused` came from the AR stage, `shared` from the branch before it; `computed` entered the
+    `reused` came from the AR stage, `shared` from the branch before it. `computed` entered the
     transformer, counted there, or were given to the branch's own ranks. The three add up to the
     prefix.
     """
@@ -40,10 +40,10 @@ class BranchTokens:
 class ReuseReport:
     """K/V that the diffusion stage took over from the AR stage, and why not more.
 
-    `ar_prefill_tokens` of the AR prompt were computed for this job, `ar_shared_tokens` were there
-    from other jobs. `ar_surplus_tokens` were decoded behind the text's end, or before a forced
-    token, and thrown away. `ar_taken_tokens` were not decoded: the text was written already, and
-    its rows are among the shared ones, or else among those of the prompt.
+    `ar_prefill_tokens` of the AR prompt were computed for this job; `ar_shared_tokens` came from
+    other jobs. `ar_surplus_tokens` were decoded after the text's end, or before a forced token, and
+    discarded. `ar_taken_tokens` were not decoded, because the text had been written already; their
+    rows are among the shared rows, or else among the prompt's.
     """
 
     status: ReuseStatus
@@ -58,8 +58,9 @@ class ReuseReport:
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank's part in one decode. `area`: latent cells; `busy_s`: decoding, wall time; bytes: as
-    they travelled.
+    """A rank's part in one decode.
+
+    `area`: latent cells. `busy_s`: decoding, wall time. Bytes: as sent.
     """
 
     rank: int
@@ -72,9 +73,9 @@ class RankReport:
 
 @dataclass(frozen=True)
 class DecodeReport:
-    """One decode: a report by rank, and what rank 0 did when its own tiles were done.
+    """One decode: a report by rank, and rank 0's work after its own tiles were done.
 
-    `gather_s`: waiting for tiles of others; `merge_s`: blending; `total_s`: the whole decode.
+    `gather_s`: waiting for other ranks' tiles; `merge_s`: blending; `total_s`: the whole decode.
     """
 
     ranks: tuple[RankReport, ...]
@@ -85,9 +86,10 @@ class DecodeReport:
 
 @dataclass(frozen=True)
 class ParallelReport:
-    """How a job was spread over ranks: how many had a guidance branch of it, and its decode; None
-    where rank 0 decoded alone. `tensor_ranks`: how many had a share of the model's layers;
-    `context_ranks`, of a video's tokens.
+    """How a job was spread over ranks, and its decode; None if rank 0 decoded alone.
+
+    `branch_ranks`: ranks that had a guidance branch of the job. `tensor_ranks`: ranks that had a
+    share of the model's layers; `context_ranks`: of a video's tokens.
     """
 
     branch_ranks: int
@@ -98,8 +100,9 @@ class ParallelReport:
 
 @dataclass(frozen=True)
 class StepCacheReport:
-    """A lossy step cache at work: its numbers, and how many denoise steps evaluated the model and
-    how many were estimated, as the loop counted them.
+    """A lossy step cache at work: its rule, and the full and the estimated denoise steps.
+
+    As the loop counted them.
     """
 
     kind: str
@@ -125,8 +128,10 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class VideoFile(OutputFile):
-    """A written video. `pixel_sha256` is over its frames before compression, in order;
-    `frames_path` the folder of its PNG files, where they were asked for.
+    """A written video.
+
+    `pixel_sha256` is over its frames before compression, in order. `frames_path`: the folder of its
+    PNG files, if they were asked for.
     """
 
     num_frames: int
@@ -145,7 +150,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """In the error's own words, with where it was; one that is not ours is a bug."""
+        """Return the failure of an error, in its own words; an error of another class is a bug."""
         if isinstance(error, HyimgError):
             where = f"{error.where}: " if error.where else ""
             return cls(error.code, where + error.what, error.hint, error.retryable)
@@ -155,18 +160,21 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One line of `results.jsonl`; the page shows a field with a `label` where it is off its
-    default. `replica`: the one of several that did it, counted from 0.
+    """One line of `results.jsonl`.
 
-    `timings_s` are the job's own wall time from when its group could start, a batch's whole time in
-    each of its jobs. `share_s` is its part of that time: over all jobs no more than the run took.
+    The page shows a field with a `label` if it differs from its default.
 
-    `cot_from`: the job that wrote the text, where that was another one. `written`: how the text of
-    a job that ends with it came about. `edit`: what a redraw did to the source that it was put
-    back on, and its files; `finishing_key` what must be equal for that to count. `sigmas`: of a
-    schedule that is not the checkpoint's own. `warnings`: what was degraded; `notes`: how its
-    inputs were read, which degrades nothing. `candidate_of` to `draft_of`: as `spec.job.Lineage`;
-    `source_sha256`: of each source's bytes; `model_sha256`: fingerprint of the checkpoint.
+    `replica`: the one of several that did the job, counted from 0. `timings_s` are the job's own
+    wall times from when its group could start; a batch's whole time counts in each of its jobs.
+    `share_s` is its share of that time: over all jobs, no more than the run took.
+
+    `cot_from`: the job that wrote the text, if it was another one. `written`: how the text came
+    about, for a job that ends with its text. `edit`: what a redraw did to the source that it was
+    put back on, and its files; `finishing_key`: everything that must be equal for that to be valid.
+    `sigmas`: of a schedule that is not the checkpoint's own. `warnings`: what was degraded;
+    `notes`: how its inputs were read, which degrades nothing. `candidate_of` to `draft_of`: as in
+    `spec.job.Lineage`. `source_sha256`: of each source's bytes. `model_sha256`: fingerprint of the
+    checkpoint.
     """
 
     custom_id: str
@@ -209,16 +217,14 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """What a session tells beside its jobs. `replica`: the one of several that tells it, counted
-    from 0.
-    """
+    """An event that belongs to no job. `replica`: the one of several that sent it, from 0."""
 
     replica: int | None = None
 
 
 @dataclass(frozen=True)
 class ModelLoading(Readiness):
-    """A model's weights are about to be read, `nbytes` as they are stored; it may take minutes."""
+    """A model's weights are about to be read, which may take minutes; `nbytes`: as stored."""
 
     model: str
     nbytes: int = 0
@@ -226,8 +232,9 @@ class ModelLoading(Readiness):
 
 @dataclass(frozen=True)
 class ModelLoaded(Readiness):
-    """A model is ready: seconds it took, where it lives, its parameters; `beside` it others stay
-    loaded. `ranks`: processes that work with it.
+    """A model is ready: seconds it took, its device, its parameters.
+
+    `beside`: other models stay loaded with it. `ranks`: processes that work with it.
     """
 
     model: str
@@ -241,8 +248,9 @@ class ModelLoaded(Readiness):
 
 @dataclass(frozen=True)
 class ModelReleased(Readiness):
-    """A model left memory, for the next one and its work need `needed_bytes` and `free_bytes` were
-    left beside it.
+    """A model left memory, because the next one and its work need `needed_bytes`.
+
+    `free_bytes` were free while it was loaded.
     """
 
     model: str
@@ -255,8 +263,10 @@ RemarkKind = Literal["note", "info", "fault"]
 
 @dataclass(frozen=True)
 class Remark:
-    """What the reader should know beside the jobs. `kind`: a `note` on what was asked for, an
-    `info` on what was done, or a `fault` that changes no job.
+    """A remark about the run rather than a job.
+
+    `kind`: a `note` on what was asked for, an `info` on what was done, or a `fault` that changes no
+    job.
     """
 
     text: str
@@ -268,8 +278,9 @@ Embedded = Literal["prompts", "start pictures", "source pictures"]
 
 @dataclass(frozen=True)
 class PromptsReady(Readiness):
-    """Every distinct prompt, or start picture, of a model's jobs is embedded: `encoded` of them
-    now, `encode_s` long; their encoders have left memory.
+    """Every distinct prompt, or start picture, of a model's jobs is embedded.
+
+    `encoded` of them were embedded now, in `encode_s`; their encoders have left memory.
     """
 
     strings: int
@@ -280,8 +291,10 @@ class PromptsReady(Readiness):
 
 @dataclass(frozen=True)
 class Prewarmed(Readiness):
-    """A group's new shapes were run once, beside any job's time; `graphs`: decode steps that were
-    captured as CUDA graphs; `tokens`: up to how many their texts have, where that made shapes.
+    """A group's new shapes were run once, outside any job's time.
+
+    `graphs`: decode steps captured as CUDA graphs. `tokens`: the maximum length of their texts, if
+    that made shapes.
     """
 
     shapes: int
@@ -292,9 +305,9 @@ class Prewarmed(Readiness):
 
 @dataclass(frozen=True)
 class ReplicaDied(Readiness):
-    """A replica ended before its work did, and `why`; `jobs` of its own are dispatched again.
+    """A replica ended before its work did, and `why`; its `jobs` are dispatched again.
 
-    `starts_again`: a new process takes its place.
+    `starts_again`: a new process replaces it.
     """
 
     why: str
@@ -304,7 +317,7 @@ class ReplicaDied(Readiness):
 
 @dataclass(frozen=True)
 class GroupStarted:
-    """The jobs that follow share a model and a size class."""
+    """The following jobs share a model and a size class."""
 
     model: str
     size_class: str
@@ -319,8 +332,9 @@ class JobStarted:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is in a phase: `done` of `total` tokens or denoise steps, 0 where that is not
-    known. In the phase `embed`, which is of no job: prompts or start pictures of the plan.
+    """Progress of a job in a phase: `done` of `total` tokens or denoise steps, 0 if unknown.
+
+    The phase `embed` belongs to no job: it counts the plan's prompts or start pictures.
     """
 
     custom_id: str
@@ -331,7 +345,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class JobEnded:
-    """A job is done, its file on disk, or it failed; its line is in the journal."""
+    """A job succeeded, and its file is on disk, or it failed; its line is in the journal."""
 
     outcome: Outcome
 

@@ -1,5 +1,6 @@
-"""Pause garbage collection while many lasting objects are made: a million jobs, or a model's
-libraries, whose import it makes a fifth longer.
+"""Pause garbage collection while many lasting objects are made.
+
+For example a million jobs, or a model's libraries, whose import would take a fifth longer.
 """
 
 import atexit
@@ -9,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-# Of blocks in all threads: whether each found the collection on. Behind the last one it is as the
-# first found it.
+# Blocks in all threads, each with whether it found the collection enabled. After the last block,
+# the collection is as the first block found it.
 _turn, _found_on = threading.Lock(), list[bool]()
 
 
@@ -31,12 +32,13 @@ def gc_paused() -> Iterator[None]:
 
 @cache
 def freeze_libraries(which: str = "torch") -> None:
-    """Exempt every object alive now from later collections, once in a process for each `which`: the
-    libraries' own make each of them half a second longer. What is frozen is never collected, so
-    call it before a model is made.
+    """Exempt all live objects from later collections, once per process for each `which`.
+
+    The libraries' own objects make each collection half a second longer. Frozen objects are never
+    collected, so call it before a model is made.
     """
     gc.freeze()
 
 
-# What is never collected, libraries in C++ report as leaked when the process ends.
+# Libraries in C++ report objects that are never collected as leaked when the process ends.
 atexit.register(gc.unfreeze)

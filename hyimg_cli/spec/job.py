@@ -1,4 +1,4 @@
-"""One picture or one video to make, fully resolved: nothing is left to a default further down."""
+"""One picture or one video to make, fully resolved: later stages add no defaults."""
 
 import json
 from collections.abc import Hashable
@@ -14,18 +14,18 @@ Format = Literal["png", "jpeg", "webp"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
 VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
 FORMATS: tuple[Format, ...] = get_args(Format)
-# Read by some models only.
+# Only some models read these.
 GUIDANCE_FIELDS = tuple(one.name for one in fields(o.PictureOptions) if "guidance" in one.name)
-# Of a file of camera poses, and the name of the file beside it.
+# The suffix of a file of camera poses, and the name of the intrinsics file next to it.
 POSES_SUFFIX = ".npy"
 INTRINSICS = f"intrinsics{POSES_SUFFIX}"
-# Its name is its id.
+# Named after its id.
 BY_ID = "{custom_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Height and width in pixels, in that order."""
+    """Height and width in pixels, in this order."""
 
     height: int
     width: int
@@ -36,10 +36,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class SizeRequest:
-    """A size as a job asks for it: `auto` (the model chooses), or a height and width to be matched.
+    """A size as a job asks for it: `auto` (the model chooses), or a height and width to match.
 
-    `W:H` ratios are kept as height and width; the model's nearest bucket by ratio replaces both.
-    A video's pixels are its own, so there `is_ratio` tells `16:32` from `16x32`.
+    A `W:H` ratio is kept as height and width; the model's bucket with the nearest ratio replaces
+    both. A video's pixels are used as given, so `is_ratio` distinguishes `16:32` from `16x32`
+    there.
     """
 
     height: int = 0
@@ -56,7 +57,7 @@ class SizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How pixels become a file. `quality`: 1 to 100, None where nothing of them is lost."""
+    """How pixels become a file. `quality`: 1 to 100; None for a lossless format."""
 
     format: Format = "png"
     quality: int | None = None
@@ -68,10 +69,11 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Which line a candidate is one of several results of, and of which job a draft is.
+    """Origin of a candidate or a draft: its line, or the job in full.
 
-    `candidate`: its number in the line, from 0; `round`: of draws, from 1. `draft_of`: the id of
-    the job in full. Empty: a job of its own, in full.
+    `candidate_of`: the line of which it is one of several results. `candidate`: its number in the
+    line, from 0. `round`: of draws, from 1. `draft_of`: the id of the full job. Empty: an
+    independent full job.
     """
 
     candidate_of: str = ""
@@ -80,7 +82,7 @@ class Lineage:
     draft_of: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a resolved line and of a result line; those that say nothing are absent."""
+        """Return its fields of a resolved line and of a result line; defaults are left out."""
         found: dict[str, Any] = {}
         if self.candidate_of:
             found = {"candidate_of": self.candidate_of, "candidate": self.candidate}
@@ -95,11 +97,11 @@ LINEAGE = tuple(one.name for one in fields(Lineage))
 
 @dataclass(frozen=True, kw_only=True)
 class _Line(o.JobOptions):
-    """What a job of either kind has of its line.
+    """The part that pictures and videos have of their line.
 
-    `images` are paths, from the working folder. `file_name`: a template, see `settings.file_names`.
-    `user_fields` names the manifest fields that the user set for this job: one that no stage
-    consumes is an error.
+    `images` are paths relative to the working folder. `file_name`: a template, see
+    `settings.file_names`. `user_fields` names the manifest fields that the user set for this job;
+    it is an error if no stage uses one.
     """
 
     __slots__ = ()
@@ -116,7 +118,7 @@ class _Line(o.JobOptions):
     lineage: Lineage = ALONE
 
     def copied(self) -> dict[str, Any]:
-        """Return the fields of a result line that are the job's own, whatever its end."""
+        """Return the fields of a result line that are the job's own, however it ends."""
         own = {"metadata": json.loads(self.metadata_json), "extra": json.loads(self.extra_json)}
         return own | self.lineage.to_json()
 
@@ -125,9 +127,9 @@ class _Line(o.JobOptions):
 class ImageJob(o.PictureOptions, _Line):
     """One `it2i` or `t2i` picture.
 
-    `cot_text` or `cot_token_ids` replace the AR stage's writing; `written_json` is what was noted
-    of these ids when they were written, empty where nothing was. `outside`: it is put back on its
-    source.
+    `cot_text` or `cot_token_ids` replace the AR stage's writing. `written_json`: the note of these
+    ids from when they were written; empty if there was none. `outside`: how the picture is put back
+    on its source.
     """
 
     task: Task
@@ -160,9 +162,10 @@ class ImageJob(o.PictureOptions, _Line):
 
     @property
     def text_inputs(self) -> Hashable | None:
-        """All of the job that decides the text it writes, but its bucket and what is in its files;
-        None where it writes none. A greedy text has neither a seed nor what only a choice by chance
-        looks at.
+        """Everything in the job that determines the text it writes; None if it writes none.
+
+        Except its bucket and the contents of its files. A greedy text has neither a seed nor
+        sampling options.
         """
         if not self.writes_text:
             return None
@@ -183,10 +186,10 @@ class ImageJob(o.PictureOptions, _Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoJob(o.VideoOptions, _Line):
-    """One `t2v` or `i2v` video. `size` in pixels and `num_frames` are what the file will hold.
+    """One `t2v` or `i2v` video. `size` (pixels) and `num_frames` are those of the file.
 
-    `images` are paths of the first frame of an `i2v`, or of its first and its last. `camera`: the
-    path that it follows, a file of poses or keys, empty for a model that follows none.
+    `images` are paths of the first frame of an `i2v`, or of its first and last. `camera`: the path
+    that it follows, as a file of poses or as keys; empty for a model that follows none.
     """
 
     task: VideoTask
@@ -195,20 +198,20 @@ class VideoJob(o.VideoOptions, _Line):
 
     @property
     def branch_count(self) -> int:
-        """Forwards in a denoise step: at scale 1 the unconditional branch would not count.
+        """Return the forwards in a denoise step: at scale 1 the unconditional branch has no effect.
 
-        Scales below 1 that a model takes for none are refused with the line.
+        Scales below 1 that a model treats as no guidance are refused with the line.
         """
         return 1 if self.guidance_scale == 1 else 2
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that are embedded for it."""
+        """Return the texts that are embedded for it."""
         return (self.prompt,) if self.branch_count == 1 else (self.prompt, self.negative_prompt)
 
     @property
     def camera_files(self) -> tuple[str, ...]:
-        """Paths of the camera's poses and of its intrinsics beside them; none of keys."""
+        """Return the paths of the camera's poses and of its intrinsics file; empty for keys."""
         if not self.camera.endswith(POSES_SUFFIX):
             return ()
         folder, slash, _ = self.camera.rpartition("/")

@@ -1,8 +1,8 @@
-"""Settings that a job has for itself, each declared once: as the field of the job that holds it.
+"""Settings that a job has for itself, each declared once, as a field of the job.
 
 From a declaration follow its flag, variable, key of a recipe and of a manifest line, help and
-schema, the value in the job, and its part of the resume key. None of what a checkpoint may say
-stands for what that says; a job has the value itself.
+schema, the value in the job, and its part of the resume key. None means the checkpoint's own value;
+a job has the value itself.
 """
 
 import re
@@ -14,17 +14,19 @@ from annotated_types import Interval
 
 from hyimg_cli.spec.step_cache import StepCache
 
-# Panels of the help.
+# Panels in the help.
 RUN, MODEL, SAMPLING, VIDEO = "Run", "Model", "Sampling defaults", "Video (t2v, i2v)"
 CANDIDATES = "Candidates"
 OUTSIDE = "Edits that change nothing else"
-# The default that the job's checkpoint says where nobody else does.
+# The default is the job's checkpoint's own, if nothing else sets it.
 CHECKPOINT = object()
 
 
 def option(default: Any, help: str, **declared: Any) -> Any:
-    """Return a field that is a setting. Its annotation says what it may hold; `declared` are the
-    further fields of `settings.table.Declaration`.
+    """Return a field that is a setting.
+
+    Its annotation says what it may hold; `declared` are the further fields of
+    `settings.table.Declaration`.
     """
     row = {"help": help, "default": None if default is MISSING else default, **declared}
     value = None if default is CHECKPOINT else default
@@ -36,12 +38,12 @@ SystemPrompt = Literal[
     "None", "en_vanilla", "en_recaption", "en_think_recaption", "en_unified", "dynamic", "custom"
 ]
 Renorm = Literal["global", "channel", "text_channel", "none"]
-# How a picture becomes a frame of another shape: its aspect ratio goes, or its edges.
+# How a picture becomes a frame of another shape: stretch it, or crop its edges.
 Fit = Literal["stretch", "crop"]
 # A box in pixels of the source, or the path of a mask.
 Region = NewType("Region", str)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
-# Of the model that takes most; each one's own are its card's.
+# The limit of the model with the highest; each model's own is on its card.
 MAX_SOURCE_IMAGES = 12
 MAX_SEED = 2**63 - 1
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
@@ -51,7 +53,7 @@ Part = Annotated[float, Interval(ge=0, le=1)]
 _of_job = partial(option, in_line=True, pixels="job")
 sampling_option = partial(_of_job, panel=SAMPLING)
 _picture = partial(sampling_option, only="pictures")
-# By default as a picture's checkpoint says.
+# The default depends on a picture's checkpoint.
 _checkpoint = partial(_picture, CHECKPOINT)
 _video = partial(_of_job, panel=VIDEO, only="videos")
 outside_option = partial(_of_job, panel=OUTSIDE, only="pictures")
@@ -60,8 +62,9 @@ _gate = partial(outside_option, None, commands=("eval",))
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """A LoRA by its file's path or hub name, how much of it, and on which of two transformers,
-    empty where there is one. Without a file: none on this one.
+    """A LoRA: its file's path or hub name, its scale, and one of two transformers.
+
+    The transformer is empty if there is only one. Without a file: no LoRA on this transformer.
     """
 
     file: str
@@ -75,12 +78,12 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What pictures and videos have in common.
+    """Options of both pictures and videos.
 
-    `negative_prompt` is read by some models only, and where guidance is on.
+    Only some models read `negative_prompt`, and only with guidance.
     """
 
-    # NOTE: each class of jobs has the slots, so that a million of them stay small.
+    # NOTE: each job class defines the slots, so that a million jobs stay small.
     __slots__ = ()
 
     num_inference_steps: Annotated[int, Interval(ge=1, le=1000)] = sampling_option(
@@ -110,11 +113,11 @@ class JobOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
-    """What pictures alone have.
+    """Options of pictures only.
 
-    `infer_align_image_size`: sources are resized to the model's sizes, not cut, and a picture of
-    the same size gets its source's aspect ratio. Those of guidance are None for a model that reads
-    none.
+    `infer_align_image_size`: sources are resized to the model's sizes, not cropped, and a picture
+    of the same size gets its source's aspect ratio. Guidance options are None for a model that
+    reads none.
     """
 
     __slots__ = ()
@@ -143,7 +146,10 @@ class PictureOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextSampling:
-    """How the AR stage picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off."""
+    """How the AR stage picks tokens.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off.
+    """
 
     temperature: Scale = _checkpoint("Sampling temperature of the text stage; 0 is greedy.")
     top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _checkpoint(
@@ -159,16 +165,15 @@ class TextSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoOptions:
-    """What videos alone have.
+    """Options of videos only.
 
-    `guidance_scale_2` is for models of two transformers (Wan 2.2), None elsewhere. `fit`: how
-    source pictures become frames, None without any. `scheduler`: one that stands in for the
-    checkpoint's.
+    `guidance_scale_2` is for models with two transformers (Wan 2.2), else None. `fit`: how source
+    pictures become frames; None without source pictures. `scheduler`: replaces the checkpoint's.
     """
 
     __slots__ = ()
 
-    # More than seven minutes at 24 a second: beyond any model, so a slip of the pen.
+    # More than seven minutes at 24 frames a second: no model can do it, so it is a typing error.
     num_frames: Annotated[int, Interval(ge=1, le=10001)] = _video(
         CHECKPOINT, "Number of frames, 4 k + 1."
     )
@@ -194,10 +199,10 @@ class VideoOptions:
 class KeepOutside:
     """How a redraw is put back on its source, which stays equal outside the edit.
 
-    `kept_source`: which of the job's images, from 1; it decides what is drawn. The rest is done
-    after the drawing: `region` is a box "x0,y0,x1,y1" or the path of a mask, in the source's
-    pixels, by `region_mode` a limit to the edit that is found or taken instead of it. The others
-    are gates: a picture beyond them is kept and told.
+    `kept_source`: which of the job's images, from 1; it affects the drawing. The other options
+    apply after the drawing. `region` is a box "x0,y0,x1,y1" or the path of a mask, in the source's
+    pixels; by `region_mode` it limits the edit that is found, or replaces it. The rest are gates: a
+    picture that exceeds one is kept and reported.
     """
 
     kept_source: Annotated[int, Interval(ge=1, le=MAX_SOURCE_IMAGES)] = outside_option(
@@ -225,13 +230,13 @@ class KeepOutside:
 
     @property
     def box(self) -> tuple[int, int, int, int] | None:
-        """The region's left, top, right and bottom; None where it is a mask or nothing."""
+        """Return the region's left, top, right and bottom; None if it is a mask or absent."""
         sides = re.fullmatch(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)", self.region)
         return (int(sides[1]), int(sides[2]), int(sides[3]), int(sides[4])) if sides else None
 
     @property
     def mask(self) -> str:
-        """The path of the region's mask; empty where it has none."""
+        """Return the path of the region's mask; empty if it has none."""
         return "" if self.box else self.region
 
 
@@ -239,9 +244,9 @@ def _defaults(*parts: Any) -> dict[str, Any]:
     return {one.name: one.default for part in parts for one in fields(part)}
 
 
-# The options of each kind of job by name, with the value that says nothing.
+# The options of each kind of job by name, with the value that means "not set".
 PICTURE_OPTIONS = _defaults(PictureOptions, JobOptions)
 VIDEO_OPTIONS = _defaults(VideoOptions, JobOptions)
 TEXT_OPTIONS = _defaults(TextSampling)
-# What of an edit changes no drawing: the finishing is done again, and no more.
+# Options of an edit that do not change the drawing: only the finishing is repeated.
 FINISHING = tuple(name for name in _defaults(KeepOutside) if name != "kept_source")

@@ -10,7 +10,7 @@ from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 @dataclass(frozen=True)
 class Group:
-    """Jobs of one model and one size class; jobs with the same source images stand side by side."""
+    """Jobs of one model and one size class; jobs with the same source images are adjacent."""
 
     model: str
     size_class: str
@@ -19,7 +19,7 @@ class Group:
 
 @dataclass(frozen=True)
 class VideoGroup:
-    """Videos of one model, size and number of frames; equal prompts stand side by side."""
+    """Videos of one model, size and number of frames; equal prompts are adjacent."""
 
     model: str
     size_class: str
@@ -27,33 +27,34 @@ class VideoGroup:
 
 
 class Begun(NamedTuple):
-    """Latents of a job are kept, from behind the first `step` of its denoise `steps`."""
+    """Latents of a job that an earlier run kept, after the first `step` of its denoise `steps`."""
 
     step: int = 0
     steps: int = 1
 
     @property
     def is_denoised(self) -> bool:
-        """True if nothing but the decode is left."""
+        """True if only the decode is left."""
         return self.step == self.steps
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in order. A plan is a permutation of the jobs it was made from. `begun`: those of them
-    that an earlier run has begun, by custom_id.
+    """Groups in order. A plan is a permutation of the jobs it was made from.
+
+    `begun`: the jobs that an earlier run has started, by custom_id.
     """
 
     groups: tuple[Group | VideoGroup, ...]
     begun: Mapping[str, Begun] = field(default_factory=dict)
 
     def begun_of(self, job: Job) -> Begun:
-        """How far an earlier run came with a job."""
+        """Return how far an earlier run came with a job."""
         return self.begun.get(job.custom_id, Begun())
 
     @cached_property
     def by_id(self) -> Mapping[str, Job]:
-        """The jobs by custom_id: one index for all who ask, for there may be a million."""
+        """The jobs by custom_id: one shared index, because there may be a million."""
         return {job.custom_id: job for group in self.groups for job in group.jobs}
 
     @property
@@ -61,5 +62,5 @@ class Plan:
         return tuple(job for group in self.groups for job in group.jobs)
 
     def jobs_of_model(self, model: str) -> tuple[Job, ...]:
-        """The jobs of one model, in order."""
+        """Return the jobs of one model, in order."""
         return tuple(job for group in self.groups if group.model == model for job in group.jobs)

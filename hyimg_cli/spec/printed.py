@@ -7,24 +7,26 @@ from typing import Any
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    """`text` on one line; what would steer a terminal, turn writing around or is not in `encoding`
-    is written as JSON escapes it. In a JSON text it changes no value.
+    """Return `text` on one line, safe to print.
+
+    Characters that control the terminal, change the writing direction, or are not in `encoding`
+    become JSON escapes. In a JSON text, this changes no value.
     """
     if text.isascii() and text.isprintable():
         return text
-    # Half of a surrogate pair, and what the encoding lacks, leave no byte.
+    # Half of a surrogate pair, and characters that the encoding lacks, leave no byte.
     return "".join(
         c if c.isprintable() and c.encode(encoding, "ignore") else json.dumps(c)[1:-1] for c in text
     )
 
 
 def indented(text: str) -> str:
-    """The same of a text of several lines, which stand behind the first one's margin."""
+    """Return a text of several lines, safe to print; later lines are indented like the first."""
     return "\n    ".join(map(printable, text.splitlines()))
 
 
 def log_printable() -> None:
-    """Have every log record of this process say what it says so, whoever writes it."""
+    """Make every log record of this process printable, whichever library writes it."""
     logging.setLogRecordFactory(_Record)
 
 

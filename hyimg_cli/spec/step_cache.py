@@ -1,16 +1,18 @@
-"""A lossy step cache: which denoise steps evaluate the model, the others being estimated."""
+"""A lossy step cache: which denoise steps evaluate the model; the others are estimated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A job of fewer steps has nothing to leave out: a plain run of as few passes is nearer.
+# A shorter job has no steps to leave out: a plain run of as few passes is closer.
 FEWEST_STEPS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class StepCache:
-    """Each branch's velocity is estimated between full steps, every `interval`-th, by differences
-    up to `order`. The `first` steps and the last `tail` ones are full. It changes pixels.
+    """The rule of a step cache, which changes pixels.
+
+    Every `interval`-th step is full. Each branch's velocity between full steps is estimated by
+    differences up to `order`. The `first` steps and the last `tail` ones are full.
     """
 
     interval: int = 3
@@ -27,10 +29,11 @@ class StepCache:
         return f"{self.kind}:{numbers}"
 
     def full_steps(self, networks: Sequence[object]) -> tuple[bool, ...]:
-        """For each step, whether it is full. `networks`: what evaluates it; velocities before a
-        change tell nothing of those behind it, so that step is full.
+        """Return for each step whether it is full.
 
-        Source: TaylorCache of HunyuanImage-3.0, whose first and last full steps shift the grid too.
+        `networks`: the network that evaluates each step. Velocities before a change of network say
+        nothing about later ones, so that step is full. Source: TaylorCache of HunyuanImage-3.0,
+        whose first and last full steps shift the grid too.
         """
         found: list[bool] = []
         for index, network in enumerate(networks):
@@ -40,10 +43,10 @@ class StepCache:
         return tuple(found)
 
     def copies(self, branches: int) -> int:
-        """Tensors of the size of a job's latents that are kept between steps."""
+        """Return the number of latent-sized tensors that are kept between steps."""
         return (self.order + 1) * branches
 
 
 def count_full(rule: StepCache | None, steps: int, first: int = 0) -> int:
-    """The steps that evaluate a model, of so many of one network, from `first` on."""
+    """Return the number of full steps among this many steps of one network, from `first` on."""
     return steps - first if rule is None else sum(rule.full_steps((None,) * steps)[first:])

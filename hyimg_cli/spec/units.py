@@ -1,14 +1,14 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things: "1 job", "2,000 jobs", "3 branches"."""
+    """Return a count with its noun: "1 job", "2,000 jobs", "3 branches"."""
     plural = "es" if noun.endswith("ch") else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def bytes_text(count: float) -> str:
-    """Bytes in the unit that keeps the number short."""
+    """Return bytes in the unit that keeps the number short."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -16,7 +16,7 @@ def bytes_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """A duration: 0.36 s, 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
+    """Return a duration: 0.36 s, 9.3 s, 45 s, 4 min 10 s, 3 h 12 min."""
     if 0.05 <= seconds < 0.995:
         return f"{seconds:.2f} s"
     if seconds < 9.95:

@@ -11,9 +11,9 @@ from hyimg_cli.spec.job import ImageJob, VideoJob
 from hyimg_cli.spec.step_cache import count_full
 
 _FLOAT_BYTES = 4
-# Of an H.264 file at our quality, for a pixel of a frame; noise takes more, a still picture less.
+# Bytes per pixel of a frame in an H.264 file at our quality; noise takes more, a still less.
 _FILM_BYTES = 0.1
-# Of a PNG file; a photograph's colours take about half of their three bytes.
+# Bytes per pixel of a PNG file; a photograph takes about half of its three bytes.
 _SHOT_BYTES = 1.5
 
 
@@ -21,9 +21,9 @@ _SHOT_BYTES = 1.5
 class Work:
     """What a job costs. A picture whose size the model will choose counts as a square.
 
-    `levels` of noise evaluate the model. `denoise`: latent cells that all forwards move, or of a
-    video the operations of all forwards where its card counts these. `pixels`: decoded, of all
-    frames. `read`: rows of source pictures.
+    `levels`: noise levels at which the model is evaluated. `denoise`: latent cells that all
+    forwards move; for a video, the operations of all forwards if its card counts them. `pixels`:
+    decoded, over all frames. `read`: rows of source pictures.
     """
 
     levels: int
@@ -34,13 +34,13 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoWork(Work):
-    """The same of a video. `grid`: latent frames, rows and columns, in a forward `tokens`.
+    """What a video costs. `grid`: latent frames, rows and columns, with `tokens` in a forward.
 
-    `steps`: one a noise level, or a pass of a chunk; of them `full_steps` evaluate the model, in
-    `forwards` of all branches together; `flops`: the least operations of these, 0 where the card
-    counts none. `latents_bytes`: of what is kept of it until its file is written, in float32;
-    `velocity_bytes`: the part of a step cache. `kv_bytes`: its K/V and a chunk, in 16 bits; 0 where
-    that is not known.
+    `steps`: one per noise level, or per pass of a chunk. Of these, `full_steps` evaluate the model,
+    in `forwards` of all branches together. `flops`: the minimum operations of these; 0 if the card
+    counts none. `latents_bytes`: what is kept of the video until its file is written, in float32.
+    `velocity_bytes`: the step cache's share of that. `kv_bytes`: its K/V and a chunk, in 16 bits; 0
+    if unknown.
     """
 
     grid: tuple[int, int, int]
@@ -55,12 +55,12 @@ class VideoWork(Work):
 
 
 def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
-    """Count the work of a picture, of its denoise steps from `first` on."""
+    """Return the work of a picture, from denoise step `first` on."""
     size = (card.bucket_of(job.size) or card.nearest_bucket(1, 1)).size
     cells = math.prod(card.latent_grid(size))
     levels = count_full(job.step_cache, job.num_inference_steps, first)
     pixels = size.height * size.width
-    # Source pictures that are rows of every step, too.
+    # Source pictures that are rows of every step are added.
     each = 0 if card.reference_pixels is None else card.reference_pixels or pixels
     beside = len(job.images) * each * cells // pixels
     return Work(
@@ -72,16 +72,14 @@ def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
 
 
 def video_work(job: VideoJob, card: VideoCard, first: int = 0) -> VideoWork:
-    """Count the work of a video, of its denoise steps from `first` on; passes of chunks count
-    alike.
-    """
+    """Return the work of a video, from denoise step `first` on; passes of chunks count as steps."""
     rule, asked, chunks = job.step_cache, job.num_inference_steps, card.chunks
     grid = card.latent_grid(job.size, job.num_frames)
     cells, levels = math.prod(grid), count_full(rule, asked, 0 if chunks else first)
     tokens = cells // card.forward.cells_per_token
     full_steps, kv_bytes = levels, 0
     if rule is not None and card.defaults.guidance_scale_2 is not None:
-        # The second transformer's first step is full, which may be due then or not.
+        # The second transformer's first step is full, and may already be due.
         full_steps = min(asked - first, levels + 1)
     elif chunks is not None:
         full_steps = chunks.passes(grid[0], asked) - first
@@ -90,8 +88,8 @@ def video_work(job: VideoJob, card: VideoCard, first: int = 0) -> VideoWork:
     forwards = full_steps * job.branch_count
     flops = forwards * card.forward.flops(grid)
     if chunks is not None:
-        # Each chunk with those before it, up to its end; in the last pass the last one leaves no
-        # K/V.
+        # Each chunk attends to the chunks before it and to itself; in the last pass, the last chunk
+        # leaves no K/V.
         count = grid[0] // chunks.frames
         each = tokens // count
         once = count * each * card.forward.per_token
@@ -117,5 +115,5 @@ def video_work(job: VideoJob, card: VideoCard, first: int = 0) -> VideoWork:
 
 
 def film_bytes(pixels: int, *, with_frames: bool) -> int:
-    """Roughly what videos of so many pixels, all frames counted, take on disk."""
+    """Return a rough file size for videos with this many pixels, all frames counted."""
     return int(pixels * (_FILM_BYTES + (_SHOT_BYTES if with_frames else 0.0)))

@@ -26,7 +26,8 @@ def merge(plan: TilePlan, tile_of: TileOf) -> Tensor:
     `tiled_decode`, `blend_v`, `blend_h` of diffusers' AutoencoderKLHunyuanVideo15.
     """
     rule = plan.tiling
-    # Pixels over which a tile fades in, and those of it that stay; a last, shorter one has fewer.
+    # Pixels over which a tile fades in, and pixels of it that are kept; a shorter last tile has
+    # fewer.
     blend, keep = (rule.tile - rule.stride) * rule.pixels, rule.stride * rule.pixels
     held: dict[int, Tensor] = {}
     picture: Tensor | None = None

@@ -112,7 +112,7 @@ class TiledJob:
     dtype: torch.dtype
 
     def tile_shape(self, vae: TiledVae, tile: Tile) -> tuple[int, ...]:
-        """Shape of a decoded tile, [1, C, T, H, W]."""
+        """Return the shape of a decoded tile, [1, C, T, H, W]."""
         frames = vae.tile_frames(self.latents_shape[2])
         return (1, vae.tile_channels, frames, *pixel_shape(self.plan, tile))
 
@@ -148,9 +148,9 @@ class _Gathering:
         self.gather_s = self.merge_s = 0.0
 
     def run(self, working: int) -> RankReport:
-        """Rank 0's share, and the picture in `picture_BCTHW`."""
+        """Do rank 0's share, with the picture in `picture_BCTHW`."""
         sending = [dist.isend(self._latents, other) for other in range(1, working)]
-        # Receives are open before the first tile is ready: it travels while rank 0 decodes.
+        # Receives are posted before the first tile is ready, so it travels while rank 0 decodes.
         for other in range(1, working):
             for tile in self._job.shares[other]:
                 self._arriving[tile.index] = self._receive_tile(tile, other)

@@ -1,10 +1,10 @@
-"""Writes a tiny BAGEL checkpoint in the released layout into a folder.
+"""Write a tiny BAGEL checkpoint in the released layout to a folder.
 
     python recipes/build-tiny-bagel/tiny_bagel.py OUT
 
-Weights are random, from a fixed seed: for trying out and for tests, not for pictures. What the
-released configuration says wrongly is wrong here, too: a ViT layer that is not there, a position
-table of 32 x 32 that has 8 x 8 rows. OUT must not exist.
+Weights are random, from a fixed seed: for trying out and for tests, not for pictures. Errors of the
+released configuration are repeated here: a missing ViT layer, and a position table of 32 x 32 that
+has 8 x 8 rows. OUT must not exist.
 """
 
 import argparse
@@ -75,12 +75,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def write(folder: Path) -> None:
-    """A whole checkpoint in a new folder."""
+    """Write a whole checkpoint to a new folder."""
     folder.mkdir(parents=True)
     for name, config in CONFIGS.items():
         (folder / name).write_text(json.dumps(config, indent=2) + "\n")
     tokenizer().save(str(folder / "tokenizer.json"))
-    # What no weights tell yet.
+    # Not known from the weights yet.
     arch = read_architecture(folder)
     shapes = {name: tuple(v.shape) for name, v in without_weights(arch)[0].state_dict().items()}
     shapes["latent_pos_embed.pos_embed"] = (TABLE_SIDE**2, arch.decoder.hidden_size)
@@ -93,7 +93,7 @@ def write(folder: Path) -> None:
 
 
 def write_vae(folder: Path, arch: AutoencoderShape) -> None:
-    """The autoencoder's own file, under the names of its released layout."""
+    """Write the autoencoder's own file, under the names of its released layout."""
     with torch.device("meta"):
         found = autoencoder(arch).state_dict()
     generator = torch.Generator().manual_seed(2)
@@ -106,7 +106,7 @@ def write_vae(folder: Path, arch: AutoencoderShape) -> None:
 
 
 def values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Random values that keep a signal about as wide as it comes; norms near 1, none at it."""
+    """Return random values that keep a signal's scale; about 1 for norms."""
     drawn = torch.randn(shape, generator=generator)
     if "norm" in name and name.endswith("weight"):
         drawn = 1 + 0.1 * drawn
@@ -118,7 +118,7 @@ def values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> tor
 
 
 def tokenizer() -> Tokenizer:
-    """A token for each byte, and the markers behind them; words are split as Qwen2 splits them."""
+    """Return a tokenizer: a token for each byte, then the markers; words are split as in Qwen2."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     found = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     found.pre_tokenizer = pre_tokenizers.Sequence(

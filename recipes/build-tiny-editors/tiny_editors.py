@@ -1,9 +1,9 @@
-"""Writes tiny picture editors with random weights, in diffusers' layout, into a folder.
+"""Write tiny picture editors with random weights, in diffusers' layout, to a folder.
 
     python recipes/build-tiny-editors/tiny_editors.py OUT      OUT/qwen-image, OUT/klein, ..
     python recipes/build-tiny-editors/tiny_editors.py OUT --wide both
 
-Their pictures are noise; their parts, names and files are those of the released ones. OUT must not
+Their pictures are noise; they have the released editors' parts, names and files. OUT must not
 exist. `--wide` writes the kinds of WIDE alone, with transformers wide enough to take most of a
 job's time (`transformer`), and with text encoders in proportion to them, too (`both`).
 """
@@ -81,7 +81,7 @@ WIDTH = 16
 
 
 def write(folder: Path, kind: str, **others: Any) -> Path:
-    """One checkpoint: a kind of PIPELINES; `others` stand for parts of its own."""
+    """Write one checkpoint of a kind in PIPELINES; `others` replace its own parts."""
     torch.manual_seed(0)
     makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _kontext}
     make = (makers | {"longcat": _longcat})[kind.split("-")[0]]
@@ -93,8 +93,10 @@ def write(folder: Path, kind: str, **others: Any) -> Path:
 
 
 def wide_parts(kind: str, *, with_encoder: bool) -> dict[str, Any]:
-    """A transformer that takes most of a job's time; with `with_encoder` a text encoder, too, which
-    computes as much for a token, beside the transformer for a row, as the released one:
+    """Return a transformer that takes most of a job's time, and optionally a text encoder.
+
+    With `with_encoder`, the ratio of the encoder's work for a token to the transformer's work for a
+    row is the released one:
 
         klein                   released   5 + 20 blocks of 3,072, 36 layers of 2,560
                                 here       1 + 4 blocks of 256, 36 layers of 96
@@ -162,7 +164,7 @@ def _qwen(kind: str) -> dict[str, Any]:
             # Source pictures are modulated at time 0.
             zero_cond_t=kind.endswith("2511"),
         ),
-        # As it is released.
+        # As released.
         "scheduler": FlowMatchEulerDiscreteScheduler(
             base_image_seq_len=256,
             max_image_seq_len=8192,
@@ -186,7 +188,7 @@ def _qwen21(kind: str) -> dict[str, Any]:
             image_processor=image_processor,
             video_processor=Qwen3VLVideoProcessor(),
             tokenizer=tokenizer,
-            # What a message holds is a list of texts.
+            # The content of a message is a list of texts.
             chat_template=CHAT_TEMPLATE.replace("['content']", "['content'][0]['text']"),
         ),
         "text_encoder": _qwen3_vl(tokenizer),
@@ -289,7 +291,7 @@ def _longcat(kind: str) -> dict[str, Any]:
         "tokenizer": tokenizer,
         "text_encoder": _qwen25_vl(tokenizer),
         "text_processor": _processor(tokenizer),
-        # As many channels as its pipelines take for granted.
+        # As many channels as its pipelines expect.
         "vae": _flux_vae(16),
         "transformer": LongCatImageTransformer2DModel(
             in_channels=64,
@@ -322,7 +324,7 @@ def _z_image(kind: str) -> dict[str, Any]:
             axes_dims=[8, 4, 4],
             axes_lens=[1024, 128, 128],
         ),
-        # 3 is the turbo's.
+        # The turbo version has 3.
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=6.0),
     }
 
@@ -364,7 +366,7 @@ def _processor(tokenizer: Qwen2Tokenizer) -> Qwen2VLProcessor:
 
 
 def _tokenizer() -> Qwen2Tokenizer:
-    """One token a byte, the special tokens behind them."""
+    """Return a tokenizer with one token a byte, then the special tokens."""
     characters = [SPECIAL[0], *bytes_to_unicode().values()]
     vocabulary = {character: index for index, character in enumerate(characters)}
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[])

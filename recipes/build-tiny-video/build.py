@@ -1,4 +1,4 @@
-"""Writes the embedded tiny video checkpoint, or one of another family, into a folder.
+"""Write the embedded tiny video checkpoint, or one of another family, to a folder.
 
     python recipes/build-tiny-video/build.py OUT                    as hyimg_cli/assets/tiny-video
     python recipes/build-tiny-video/build.py OUT --family wan       Wan 2.1

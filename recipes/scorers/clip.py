@@ -33,7 +33,7 @@ def clip(cases, options):
 
 
 def _load():
-    """The model, loaded once."""
+    """Return the model, loaded once."""
     if not _loaded:
         import open_clip
 

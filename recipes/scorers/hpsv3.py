@@ -24,7 +24,7 @@ def hpsv3(cases, options):
         from hpsv3 import HPSv3RewardInferencer
 
         _loaded.append(HPSv3RewardInferencer(device="cuda"))
-    # Named, since versions of the package order them differently.
+    # By name, because versions of the package order them differently.
     rewards = _loaded[0].reward(
         image_paths=[case["result"] for case in cases], prompts=[case["prompt"] for case in cases]
     )

@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
 
 
 def default_workers(device: str) -> int:
-    """One for the GPU that is named, one for each of them, or a few for the CPU's cores."""
+    """Return one for a named GPU, one for each GPU, or a few for the CPU's cores."""
     if device == "cpu":
         return min(4, os.cpu_count() or 1)
     return torch.cuda.device_count() if device == "cuda" else 1
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def whole_run(chosen: argparse.Namespace) -> WholeRun:
-    """Both stages' settings from the command line."""
+    """Return both stages' settings from the command line."""
     vae_minutes = chosen.minutes * _VAE_SHARE
     return WholeRun(
         vae=VaeRun(
@@ -99,7 +99,7 @@ def whole_run(chosen: argparse.Namespace) -> WholeRun:
 def evaluated(
     checkpoint: Path, folder: Path, count: int, workers: int
 ) -> dict[str, dict[str, float]]:
-    """Rates on held-out jobs; the failures' pictures beside them."""
+    """Return rates on held-out jobs; writes the failures' pictures."""
     if count == 0:
         return {}
     given = answers(checkpoint, questions(count), folder, workers=workers)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 RECIPES = Path(__file__).resolve().parent.parent
-# Drawing, optimisers and run state are the picture recipe's, the untrained files the builder's.
+# Drawing, optimisers and run state are the picture recipe's; the untrained files the builder's.
 sys.path[1:1] = [str(RECIPES / "train-tiny-image"), str(RECIPES / "build-tiny-video")]
 
 from rich.console import Console  # noqa: E402
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def whole_run(chosen: argparse.Namespace) -> WholeRun:
-    """All stages' settings from the command line."""
+    """Return all stages' settings from the command line."""
     minutes = {stage: chosen.minutes * share for stage, share in _SHARES.items()}
     folder, steps = chosen.out, chosen.max_steps
     return WholeRun(

@@ -1,7 +1,6 @@
 """The precision budget: how far apart pictures are, row by row, each row a pair of runs.
 
-A distance needs others to compare with: the same variant twice is the floor, another seed is the
-ceiling.
+For scale, the same variant twice is the floor, and another seed is the ceiling.
 """
 
 import statistics
@@ -26,8 +25,9 @@ Metrics = Sequence[Metric]
 
 @dataclass(frozen=True)
 class DistanceRow:
-    """One pair of runs, picture by picture. `missing` lack a picture on one side, or its size
-    differs.
+    """One pair of runs, picture by picture.
+
+    `missing`: jobs without a picture on one side, or with sizes that differ.
     """
 
     name: str
@@ -40,7 +40,7 @@ class DistanceRow:
 
     @property
     def psnr(self) -> float:
-        """PSNR of the worst job; 0 if a job has nothing to compare."""
+        """The PSNR of the worst job; 0 if a job has nothing to compare."""
         return 0.0 if self.missing else min(self.values("psnr"), default=0.0)
 
     @property
@@ -54,7 +54,7 @@ class DistanceRow:
 
     @property
     def unchanged(self) -> list[str]:
-        """Jobs whose pictures count as equal."""
+        """The number of jobs whose pictures count as equal."""
         levels, shares = self.values("max_abs"), self.values("equal_share")
         by_name = zip(self.distances, levels, shares, strict=True)
         return [name for name, most, share in by_name if most <= 1 and share >= EQUAL_SHARE]
@@ -99,8 +99,9 @@ def row(name: str, one: RunResult, other: RunResult, metrics: Metrics) -> Distan
 
 
 def bench_metrics(weights: Path | None) -> tuple[Metrics, str]:
-    """Return all metrics, with LPIPS if its weights are installed, and its title or why it is
-    missing. Raises HyimgError for `weights` that cannot be used.
+    """Return all metrics, with LPIPS if its weights are installed, and a text about LPIPS.
+
+    The text is its title, or why it is missing. Raises HyimgError for unusable `weights`.
     """
     metrics = tuple(PIXEL_METRICS.values())
     try:

@@ -1,5 +1,7 @@
-"""Whether drafts are worth it for a checkpoint and a scorer: the share of best-of-n's gain that the
-drafts' choice keeps, beside fewer candidates in full for the same denoise steps.
+"""Measure whether drafts are worth it for a checkpoint and a scorer.
+
+Compares the share of best-of-n's gain that is left after choosing by drafts with fewer full
+candidates for the same denoise steps.
 
     gain     of best-of-n: a task's best value among n pictures in full, less their mean
     share    of that gain, over all tasks, that is left where drafts choose
@@ -40,8 +42,10 @@ _REDONE = (1, 2)
 
 @dataclass(frozen=True)
 class Task:
-    """A line's candidates by one scorer, higher being better: `full` [n], and by draft steps
-    `drafts` [n], of the same seeds. `steps`: denoise steps of a picture in full.
+    """A line's candidates by one scorer; higher is better.
+
+    `full` [n], and by draft steps `drafts` [n] with the same seeds. `steps`: denoise steps of a
+    picture in full.
     """
 
     full: np.ndarray
@@ -52,8 +56,9 @@ class Task:
 def compare_drafts(
     request: RunRequest, counts: Sequence[int], tell: Callable[[str], object]
 ) -> dict[str, Any]:
-    """Draw every candidate in full and in so many steps, score them all, and compare. Every part
-    resumes. What it returns is in `drafts.json` in the request's folder, too.
+    """Draw every candidate in full and in these draft steps, score them all, and compare.
+
+    Every part resumes. The result is also in `drafts.json` in the request's folder.
     """
     folder, config = request.config.output.folder, request.config.candidates
     if not (scorers := scorers_of(config)):
@@ -89,7 +94,7 @@ def _drafts(steps: int, jobs: Sequence[Job]) -> list[Job]:
 def _tasks(
     pools: Mapping[int, Groups], scorer: Scorer, scores: Mapping[str, Mapping[str, Any]]
 ) -> list[Task]:
-    """Lines whose candidates all have a value in full; a draft without one is never chosen."""
+    """Return lines whose candidates all have a full value; a draft without one is never chosen."""
     sign = 1 if scorer.declared["higher_is_better"] else -1
 
     def values(some: Sequence[Candidate]) -> dict[str, float]:
@@ -110,9 +115,11 @@ def _tasks(
 
 
 def judge_drafts(tasks: Sequence[Task], steps: int, redone: int) -> dict[str, Any]:
-    """Drafts of so many steps, the best `redone` of them drawn in full and the best of those kept:
-    the share of best-of-n's gain, of the same steps as fewer pictures in full, their difference,
-    each with its interval; and the verdict. Worth it: the difference's interval is above zero.
+    """Compare drafts with the same steps spent on fewer full pictures.
+
+    The best `redone` drafts are drawn in full, and the best of these is kept. Returns the share of
+    best-of-n's gain for both, and their difference, each with its interval; and the verdict. Drafts
+    are worth it if the difference's interval is above zero.
     """
     rows = []
     for task in tasks:
@@ -138,7 +145,8 @@ def judge_drafts(tasks: Sequence[Task], steps: int, redone: int) -> dict[str, An
 
 
 def resampled_sums(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """Sums of each column of these rows, then of rows that are drawn from them with replacement:
+    """Return sums of each column of these rows, and of rows drawn from them with replacement.
+
     [column, 1 + resample].
     """
     table = np.array(rows, dtype=float)
@@ -147,8 +155,9 @@ def resampled_sums(rows: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def expected_best(values: np.ndarray, count: float) -> float:
-    """The expected best of `count` of these values [n], drawn without putting back; between whole
-    counts in proportion.
+    """Return the expected best of `count` of these values [n], drawn without replacement.
+
+    Between whole counts, interpolates.
     """
     ordered, whole = np.sort(values), range(1, len(values) + 1)
     ways = [[comb(below, count - 1) for below in range(len(values))] for count in whole]
@@ -157,7 +166,7 @@ def expected_best(values: np.ndarray, count: float) -> float:
 
 
 def _interval(values: np.ndarray) -> dict[str, float | None]:
-    """The value itself, which is first, and the interval of its resamples."""
+    """Return the value itself, which is first, and the interval of its resamples."""
     own, resampled = values[0], values[1:][np.isfinite(values[1:])]
     if not np.isfinite(own) or not len(resampled):
         return {"value": None, "low": None, "high": None}
@@ -166,5 +175,5 @@ def _interval(values: np.ndarray) -> dict[str, float | None]:
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """The comparison as tables."""
+    """Return the comparison as tables."""
     return render("drafts.md", scorers=found)

@@ -1,5 +1,7 @@
-"""How long the runs of a comparison take: by an earlier bench of the same jobs, else by the rates
-of earlier runs, as `hyimg plan` estimates; then by the runs that have ended.
+"""Estimate how long the runs of a comparison take.
+
+By an earlier bench of the same jobs, else by the rates of earlier runs, as `hyimg plan` does; then
+by the runs that have ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,13 +32,13 @@ class RunTime:
     is_estimate: bool = True
 
     def at(self, steps: int) -> float:
-        """Seconds of the same run with this number of steps."""
+        """Return the seconds of the same run with this number of steps."""
         return self.wall_s + (steps / self.steps - 1) * self.denoise_s
 
 
 @dataclass
 class TimeLeft:
-    """The runs ahead, in order, by label and steps, and the time of known runs of each label."""
+    """The runs ahead, in order, by label and steps, and the times of known runs of each label."""
 
     ahead: list[tuple[str, int]]
     known: dict[str, list[RunTime]]
@@ -45,8 +47,8 @@ class TimeLeft:
     def end_run(self, lifetime: Lifetime, result: RunResult) -> None:
         """Count the first of the runs ahead as done; its time replaces estimates for its label.
 
-        Texts and controls of variants that run in processes are made in a session, whose time
-        counts only while nothing else is known.
+        Texts and controls of variants that run in processes are made in a session; its time counts
+        only until another is known.
         """
         label, steps = self.ahead.pop(0)
         self.source = ""
@@ -60,7 +62,7 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of all runs ahead; None while no time of any run is known."""
+        """Return the seconds of all runs ahead; None while no run's time is known."""
         return sum(self._run_s(*run) for run in self.ahead) if self.known else None
 
     def __str__(self) -> str:
@@ -69,7 +71,7 @@ class TimeLeft:
         return f"about {time_text(self.seconds)}{self.source or ' left'}"
 
     def _run_s(self, label: str, steps: int) -> float:
-        """Until a variant has run, it takes as long as the slowest of the others."""
+        """Estimate a run; an untried variant takes as long as the slowest of the others."""
         of_label = self.known.get(label)
         every = [of_label] if of_label else self.known.values()
         nearest = (min(runs, key=lambda one: abs(one.steps - steps)) for runs in every)
@@ -79,7 +81,7 @@ class TimeLeft:
 def of_bench(
     earlier: Mapping[str, Any], scenario: Scenario, jobs: Sequence[Job]
 ) -> TimeLeft | None:
-    """The times in an earlier bench.json; None if it is of other jobs or another machine."""
+    """Return the times in an earlier bench.json; None if it has other jobs or another machine."""
     machine = earlier["environment"]
     then = earlier["name"], earlier["jobs"], machine["model_fingerprint"], machine["hardware"]
     now = scenario.name, [*map(job_facts, jobs)], registry.fingerprint(jobs[0].model), hardware()
@@ -97,7 +99,7 @@ def of_bench(
 def of_plan(
     variants: Sequence[tuple[Variant, Sequence[Job]]], config: RunConfig, steps: int
 ) -> TimeLeft:
-    """The estimate of `hyimg plan` for the jobs of each variant; nothing known without rates."""
+    """Return the estimate of `hyimg plan` for each variant's jobs; empty without rates."""
     known, runs = {}, 0
     for variant, jobs in variants:
         plan = make_plan(jobs, cards(config.model.revision))
@@ -108,7 +110,7 @@ def of_plan(
         loads = {"session": 0, "process": 1, "process-per-job": len(jobs)}[variant.lifetime]
         denoise_s = stages["denoise"]
         if not variant.keeps_kv:
-            # Each step computes the prefix too, of which the text is a small part.
+            # Each step computes the prefix too; the text is a small part of it.
             rows = forecast(plan, config, assumed_think=0).total
             prefix_rows = rows.prefix_rows_unshared * rows.full_steps / rows.jobs
             denoise_s *= 1 + prefix_rows / rows.denoise_rows

@@ -40,7 +40,7 @@ from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.units import counted
 
 Tell = Callable[[str], object]
-# The folder of the runs while they are compared.
+# The folder of the runs during the comparison.
 _RUNS = "runs"
 
 
@@ -63,8 +63,8 @@ class Bench:
     cache: Path | None = None
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    # Each model once for all sessions, of which one works at a time: at the real size loading takes
-    # minutes, and two copies do not fit.
+    # Each model is loaded once for all sessions, one of which works at a time. At the real size,
+    # loading takes minutes, and two copies do not fit.
     load: LoadModel = field(default_factory=functools.partial(functools.cache, load_model))
     left: TimeLeft = field(default_factory=lambda: TimeLeft([], {}))
     _numbers: Iterator[int] = field(default_factory=functools.partial(count, 1))
@@ -89,7 +89,7 @@ class Bench:
 
     def _found(self) -> Findings:
         scenario = self.scenario
-        # Variants may differ in settings that a job has.
+        # Variants may differ in settings of a job.
         jobs = [self._jobs(variant) for variant in scenario.variants]
         at_main = [self._with_steps(own, scenario.main_steps) for own in jobs]
         configs = [self._config(variant) for variant in scenario.variants]
@@ -173,13 +173,14 @@ class Bench:
         return jobs
 
     def _settings(self, variant: Variant) -> dict[str, Setting]:
-        # The environment counts only as far as `flags` carry it: more could undo a variant.
+        # Environment variables count only as far as `flags` contains them: others could undo a
+        # variant.
         written = {**self.scenario.common, **variant.settings}
         typed = {name: SETTINGS[name].kind.read(value) for name, value in written.items()}
         return settle(self.flags, {}, typed)
 
     def _config(self, variant: Variant) -> RunConfig:
-        # Without a disk cache: contents from an earlier bench would be a third variant.
+        # Without a disk cache: entries from an earlier bench would act as a third variant.
         config = build_run_config(self._settings(variant), self.folder / _RUNS, None)
         # An MP4 loses detail that the comparison needs.
         return replace(config, output=replace(config.output, frames="png"))
@@ -212,7 +213,7 @@ class Bench:
     def _rivals(
         self, b: Run, jobs: Sequence[Job], timed: Mapping[int, Sequence[Sequence[RunResult]]]
     ) -> dict[int, DistanceRow]:
-        """By step count, compare B in as few steps as A evaluates with B in all of them."""
+        """Compare B in as few steps as A evaluates with B in all steps, by step count."""
         found, label = {}, self.scenario.labels[-1]
         for steps, (a, plain) in timed.items():
             full = max(done.step_cache.full for done in a[0].outcomes if done.step_cache)
@@ -255,11 +256,12 @@ class Bench:
 
 
 def _same_work(a: RunResult, b: RunResult) -> tuple[str, ...]:
-    """Return the jobs if both runs report the same counts of work for all of them. Some jobs may
-    have nothing to share, but not all.
+    """Return the jobs if both runs report the same counts of work for all of them.
+
+    Some jobs may have nothing to share, but not all.
     """
     ours, theirs = ({one.custom_id: _counts(one) for one in run.outcomes} for run in (a, b))
-    # Counts in a line are those until it was written: take the run's last ones.
+    # A line counts only until it was written, so the run's last counts are used.
     embedded, other = (run.outcomes[-1].cache.get("prompt_embeddings") for run in (a, b))
     return tuple(ours) if (ours, embedded, a.rows) == (theirs, other, b.rows) else ()
 

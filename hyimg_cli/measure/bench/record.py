@@ -1,5 +1,6 @@
-"""A comparison's `bench.json`, with Markdown and a page: written, read back, and compared with an
-earlier one: no slower, and no worse a verdict.
+"""A comparison's `bench.json`, with Markdown and a page: write, read back, compare.
+
+Compared with an earlier one, it must be no slower, with no worse verdict.
 """
 
 import json

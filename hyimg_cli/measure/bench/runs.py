@@ -42,16 +42,18 @@ from hyimg_cli.spec.job import ImageJob, Job
 WORK = tuple(phase for phase in PHASES if phase != "queue")
 RUN_PHASES = (START, LOAD, EMBED, PREWARM, *WORK, REST)
 _INTERVAL_S = 0.005
-# An interval in which the process was on a core for less than this share of it is idle.
+# An interval is idle if the process was on a core for less than this share of it.
 _BUSY_SHARE = 0.1
 Texts = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run, of one or several processes one after another. `idle_s`: wall time during which no
-    thread had any work, their starts left out. `rows`: token rows that entered the transformer, by
-    stage: `prefill` of prompts and prefixes, `text`, `denoise`.
+    """One run, of one or several processes one after another.
+
+    `idle_s`: wall time during which no thread had any work, without process starts. `rows`: token
+    rows that entered the transformer, by stage: `prefill` of prompts and prefixes, `text`,
+    `denoise`.
     """
 
     folder: Path
@@ -78,10 +80,10 @@ Run = Callable[[Sequence[Job], Path], RunResult]
 def runs_of(
     lifetime: Lifetime, config: RunConfig, texts: Texts, load: LoadModel, *, keeps_kv: bool = True
 ) -> Iterator[Run]:
-    """Carry out a variant's runs; `texts` decides what is written, `keeps_kv` as in `Variant`.
+    """Carry out a variant's runs; `texts` has the texts to write, `keeps_kv` as in `Variant`.
 
-    Processes load a model of their own and start with nothing warm; starting them counts. A session
-    takes its model from `load` and forgets all else before each run; it is closed at the end.
+    Each process loads its own model and starts cold; its start counts. A session takes its model
+    from `load` and drops everything else before each run; it is closed at the end.
     """
     if lifetime != "session":
         start = partial(_alone, config, texts, keeps_kv)
@@ -163,7 +165,7 @@ def _timed_run(session: Session, config: RunConfig, jobs: Sequence[Job], folder:
 
 @dataclass(eq=False)
 class _Wrapped:
-    """A model with some methods replaced; the others are those of the inner model."""
+    """A model with some methods replaced; the inner model has the others."""
 
     _inner: Any
 
@@ -196,8 +198,10 @@ class CountedRows(_Wrapped):
 
 @dataclass(eq=False)
 class Uncached(_Wrapped):
-    """A model that keeps no K/V between denoise steps. Each step computes the whole sequence of
-    every branch, as an engine without a cache does; the first one uses what was prefilled for it.
+    """A model that keeps no K/V between denoise steps.
+
+    Each step computes the whole sequence of every branch, as an engine without a cache does; the
+    first step uses its prefill.
     """
 
     _prefixes: WeakKeyDictionary[Buffer, Any] = field(default_factory=WeakKeyDictionary)
@@ -207,9 +211,9 @@ class Uncached(_Wrapped):
         return self._inner.prefill(layout, ids, sources, buffer, stop)
 
     def branch(self, layout: Any, buffer: Buffer) -> Callable[[], Any]:
-        """A function that makes the branch of one denoise step."""
+        """Return a function that makes the branch of one denoise step."""
         capacity, first = buffer.capacity, [buffer]
-        # Nothing, where a branch has no prefix.
+        # Empty if a branch has no prefix.
         ids, sources, stop = self._prefixes.get(buffer, ((), (), 0))
 
         def of_one_step() -> Any:
@@ -227,11 +231,11 @@ class Uncached(_Wrapped):
 
 @dataclass(eq=False)
 class ForcedText(_Wrapped):
-    """A model whose text is decided beforehand, so that both variants draw from the same words:
-    logits are computed, then all but the decided token's drop.
+    """A model with a given text, so that both variants draw from the same words.
 
-    `_texts` holds, by job, the ids of its text as a result line has them. Where they end, and for a
-    job without any, the model writes as it likes. All else is the inner model's.
+    Logits are computed; then all but the given token's are dropped. `_texts` holds, by job, the ids
+    of its text as in a result line. After their end, and for a job without them, the model writes
+    freely. Everything else comes from the inner model.
     """
 
     _texts: Texts
@@ -260,8 +264,9 @@ class ForcedText(_Wrapped):
 class IdleWatch:
     """Sum of the intervals of a few milliseconds in which no thread of this process had work.
 
-    Waiting for another thread's work is none of it, nor is waiting for a GPU: the driver polls. On
-    a machine that is busy with other programs, waiting for a core looks the same as sleeping.
+    Waiting for another thread's work does not count, nor does waiting for a GPU, because the driver
+    polls. On a machine that is busy with other programs, waiting for a core looks the same as
+    sleeping.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Read scenarios: a question, two or more variants, the phases that may differ, and a manifest.
+"""Read scenarios: a question, two or more variants, phases that may differ, and a manifest.
 
 A scenario is a TOML file with a manifest next to it; the package's own are in `scenarios/`.
 """
@@ -28,12 +28,12 @@ SIDES = "abcd"
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the jobs: its settings, and how long what it has loaded lives.
+    """One way to run the jobs: its settings, and how long its loaded state lives.
 
-    `session`: one session for all runs, emptied before each. `process`: each run is a process of
-    its own. `process-per-job`: each job of each run is. Without `keeps_kv` every denoise step
+    `session`: one session for all runs, emptied before each. `process`: each run has its own
+    process. `process-per-job`: each job of each run has one. Without `keeps_kv`, every denoise step
     computes its whole sequence again, for measurement only. `phases`: where the variants before
-    this one may gain over it, if not in the scenario's phases.
+    this one may be faster than it, if not in the scenario's phases.
     """
 
     label: str
@@ -47,12 +47,12 @@ class Variant:
 class Scenario:
     """A comparison of `variants`, the most optimised one first and the plainest one last.
 
-    `phases` are those in which a variant may gain over a later one (`*`: any); a gain elsewhere is
-    not explained. `same_work`: the variants do the same, at other times or in another precision,
-    and their lines say so. `least_psnr`: the first of two variants is declared to change pictures,
-    at most so far, in dB. `steps` are the denoise steps to be timed; at `main_steps`, by default
-    the last of them, pictures are compared. `uneven_steps`: every other job takes one step less,
-    so that jobs of one batch are at different steps.
+    `phases`: where a variant may be faster than a later one (`*`: anywhere); a gain elsewhere is
+    not explained. `same_work`: the variants do the same work, at other times or in another
+    precision, and their lines say so. `least_psnr`: the first of two variants is declared to change
+    pictures, down to this PSNR in dB. `steps`: the denoise steps to time. Pictures are compared at
+    `main_steps`, by default the last of them. `uneven_steps`: every other job takes one step less,
+    so jobs of one batch are at different steps.
     """
 
     __pydantic_config__ = {"extra": "forbid"}
@@ -80,7 +80,7 @@ class Scenario:
 
     @property
     def pairs(self) -> "list[Scenario]":
-        """Each pair of variants as a comparison of its own, in order."""
+        """Return each pair of variants as a comparison, in order."""
         return [
             replace(self, variants=(one, other), phases=other.phases or self.phases)
             for one, other in combinations(self.variants, 2)
@@ -96,7 +96,7 @@ def names() -> list[str]:
 
 
 def read_scenario(name: str) -> Scenario:
-    """Return the packaged scenario of this name, or that of a TOML file.
+    """Return the packaged scenario of this name, or the scenario in a TOML file.
 
     Raises UsageError for an unknown name or field.
     """
@@ -123,7 +123,7 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
     variants = []
     for side in sides:
         if isinstance(of := table.pop(side), dict):
-            # In the file a variant's settings are in one table with its label.
+            # In the file, a variant's settings are in one table with its label.
             own = {one.name: of[one.name] for one in fields(Variant) if one.name in of}
             of = own | {"settings": {name: of[name] for name in of if name not in own}}
         variants.append(of)

@@ -65,11 +65,11 @@ class Timed:
 
     @property
     def gain_s(self) -> float:
-        """Seconds a run that A takes less than B, by their medians."""
+        """Return the seconds per run by which A is faster than B, from their medians."""
         return _apart(*self.walls_s)
 
     def gain_in_s(self, phase: str) -> float:
-        """The same for one phase."""
+        """Return the same for one phase."""
         return _apart(*self.values(lambda run: run.phases_s[phase]))
 
     @property
@@ -90,21 +90,19 @@ class Timed:
 
     @property
     def is_resolved(self) -> bool:
-        """False if the runs of one variant differ as much as the two variants do, and neither is
-        steadily faster.
-        """
+        """False if one variant's runs differ as much as the variants, without steady winner."""
         up, most = self.speedup_of_medians, max(self.variations)
         return most < max(up, 1 / up, 1 + _SHARE_OF_WALL) or is_steady(*self.walls_s, 0.0)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was found about the two variants of a scenario's pair.
+    """The findings on the two variants of a scenario's pair.
 
-    `pairs`: by step count, A against B; `floors`: A against A, then B against B; `other_seed`: the
-    scenario's first variant against itself with another one; `same_work`: jobs for which both
-    variants did the very same, where they should not; `rivals`: where A declares a loss, by step
-    count B against itself in as many steps as A evaluates.
+    `pairs`: by step count, A against B. `floors`: A against A, then B against B. `other_seed`: the
+    scenario's first variant against itself with another seed. `same_work`: jobs for which both
+    variants did exactly the same work although they should not. `rivals`: if A declares a loss, by
+    step count, B against itself in as many steps as A evaluates.
     """
 
     scenario: Scenario
@@ -148,8 +146,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of a bench: each pair of its variants compared on these jobs, and the folder
-    `kept` with the pictures.
+    """The result of a bench: each pair of its variants, compared on these jobs.
+
+    `kept`: the folder with the pictures.
     """
 
     scenario: Scenario
@@ -191,14 +190,14 @@ def _time_faults(timed: Timed, scenario: Scenario) -> Iterator[str]:
     """
     if len(timed.a) < FEWEST_RUNS:
         return
-    # A noticeable number of seconds: a part of the gain, or of the run if it is small.
+    # A noticeable number of seconds: a part of the gain, or of the run if the gain is small.
     wall_s = median(timed.walls_s[1])
     of_gain_s = max(_SHARE_OF_GAIN * abs(timed.gain_s), _LEAST_SHARE * wall_s)
     least_s = max(_SECONDS, min(_SHARE_OF_WALL * wall_s, of_gain_s))
     shared = [phase for phase in RUN_PHASES if not scenario.may_gain_in(phase)]
     work_s = timed.values(lambda run: sum(run.phases_s[phase] for phase in shared))
-    # By process: each reads its weights, and waits for the disk. Where other programs take the
-    # processor both variants wait, now more, now less.
+    # Per process: each reads its weights, and waits for the disk. If other programs use the
+    # processor, both variants wait, by varying amounts.
     idle_s = timed.values(lambda run: run.idle_s / run.processes)
     disturbed_s = _SHARE_OF_IDLE * min(map(median, idle_s))
     slower = (
@@ -238,8 +237,8 @@ def _by_pictures(found: Comparison) -> VerdictName:
         return "equal"
     if found.scenario.least_psnr is not None:
         return "differs" if any(_loss_faults(found)) else "as declared"
-    # The plain variant's floor: one that A makes for itself by drawing at random excuses nothing.
-    # Nor does any floor excuse what is as far apart as another seed.
+    # The plain variant's floor: a floor that A has because it draws at random excuses nothing. No
+    # floor excuses a distance as large as another seed's.
     worst, least = found.worst.psnr, found.floors[1].psnr
     return "within floor" if worst >= least and worst > found.other_seed.psnr else "differs"
 
@@ -301,9 +300,9 @@ def _said_once(reasons: Sequence[str]) -> tuple[str, ...]:
 
 
 def median_interval(values: Sequence[float]) -> dict[str, float]:
-    """Return the `median`, and `low` and `high`: the narrowest symmetric pair of order statistics
-    that covers the true one often enough.
+    """Return the `median` with `low` and `high`, an interval that covers the true one.
 
+    It is the narrowest symmetric pair of order statistics that covers the true median often enough.
     Exact for any continuous distribution: the number of values below the true median is binomial.
     With few values it is their whole range; see its `coverage`.
     """

@@ -33,8 +33,10 @@ _NOUNS = {"images": "source image", "region": "mask", "camera": "camera path", "
 
 @dataclass(frozen=True)
 class Wishes:
-    """Options of a replay: the folder of its job's input files, the model with its components, the
-    device, and whether the model and the input files may have changed.
+    """Options of a replay.
+
+    The folder of its job's input files, the model with its components, the device, and whether the
+    model and the input files may have changed.
     """
 
     images_from: Path | None = None
@@ -117,8 +119,9 @@ class _Search:
         return model
 
     def _located_model(self, recorded: str) -> str:
-        """Return the recorded model: an embedded one, or a hub id that is in the cache. A file
-        cannot choose a folder of this machine, nor can the files next to it, and nothing is
+        """Return the recorded model: an embedded one, or a hub id that is in the cache.
+
+        A file cannot choose a folder of this machine, nor can the files next to it, and nothing is
         downloaded for it.
         """
         if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
@@ -208,10 +211,10 @@ def _digest(field: str, path: Path) -> str:
 
 
 def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the recorded settings that shape pixels, as flags, and the names of those that no
-    longer exist. Settings that are not recorded stay unset.
+    """Return the recorded settings that shape pixels, as flags, and the unknown ones' names.
 
-    A picture made on a CPU is made on the CPU again; the machine decides about GPUs.
+    Unknown settings no longer exist; settings that are not recorded stay unset. A picture made on a
+    CPU is made on the CPU again; the machine decides about GPUs.
     """
     recorded = record.settings
     if not recorded:
@@ -228,7 +231,7 @@ def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:
         return found, removed
     if {"cot_text", "cot_token_ids"} & record.job.keys():
         found["bot_task"] = record.bot_task or None
-    # If graphs are not possible the file is made without, and the verdict says so.
+    # If graphs are not possible, the file is made without them, and the verdict says so.
     can_be = by_graphs(ModelChoice(device=device), found["tensor_parallel_size"])
     found["decode_graphs"] = "on" if found["decode_graphs"] == "on" and can_be else "off"
     return found, removed

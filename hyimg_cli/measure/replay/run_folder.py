@@ -1,4 +1,4 @@
-"""Read the run folder that contains a file, if any: it has paths that the file does not record.
+"""Read the run folder that contains a file, if any, for paths that the file lacks.
 
 Anything here may be missing or of another run, so callers check digests.
 """
@@ -15,26 +15,28 @@ from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import FORMATS, Encoding
 
-# Before the file's name in the title of a replay's manifest.
+# Precedes the file's name in the title of a replay's manifest.
 TITLE = "replay of "
-# Ending of what the model drew for an edit that was put back on its source.
+# The suffix of the model's own drawing for an edit that was put back on its source.
 REDRAW_SUFFIX = EDIT_SUFFIXES["plain"]
 _SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), REDRAW_SUFFIX, ".mp4", ".json")
 
 
 def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
-    """Return the line of a file's job in its run's resolved manifest, with paths relative to
-    `run_of`; empty if it has none.
+    """Return a job's line in its run's resolved manifest, with paths relative to `run_of`.
+
+    Empty if the job has none.
     """
-    with suppress(OutputFolderError):  # lines before the damage can be used
+    with suppress(OutputFolderError):  # lines before the damage are usable
         entries = resolved_jobs(run_of(file))
         return next((entry for name, entry in entries if name == custom_id), {})
     return {}
 
 
 def frames_digest(video: Path) -> str:
-    """Return the digest of a video's frames before compression, from the line that names this
-    file; empty if no line does.
+    """Return the digest of a video's frames before compression, from the file's line.
+
+    Empty if no line names the file.
     """
     with suppress(OSError, HyimgError):
         results, own = RunFolder(run_of(video)).results(), digest.of_file(video)
@@ -45,8 +47,9 @@ def frames_digest(video: Path) -> str:
 
 
 def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
-    """Raise UsageError if a replay into `folder` would overwrite the original `file` or its video;
-    OutputFolderError if the folder has results of anything but its replays.
+    """Raise UsageError if a replay into `folder` would overwrite the original or its video.
+
+    Raises OutputFolderError if the folder has results other than the file's replays.
     """
     targets = [RunFolder(folder).path_for(custom_id, suffix) for suffix in _SUFFIXES]
     for own in (file, file.with_suffix(".mp4")):
@@ -65,8 +68,9 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
 
 
 def run_of(file: Path) -> Path:
-    """Return the folder of the run that wrote `file` below its `outputs`; the file's own folder if
-    no run did.
+    """Return the folder of the run that wrote `file` below its `outputs`.
+
+    The file's own folder if no run did.
     """
     above = [place.parent for place in file.parents if place.name == OUTPUTS]
     names = RESULTS, RESOLVED

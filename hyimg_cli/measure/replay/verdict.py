@@ -20,11 +20,10 @@ _PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
 @dataclass(frozen=True)
 class ReplayVerdict:
-    """Whether a replay is `equal` in what was `compared`; the reasons: what is recorded
-    differently, or may differ by nature.
+    """Whether a replay is `equal` in what was `compared`, and the reasons if it is not.
 
-    `psnr` in dB and `max_abs` in levels are None where the two are equal, or cannot be measured:
-    `not_measured` says why.
+    Reasons are differences in the records, or natural ones. `psnr` in dB and `max_abs` in levels
+    are None if the two are equal, or cannot be measured: `not_measured` says why.
     """
 
     compared: str
@@ -47,8 +46,9 @@ def compared_file(described: Described) -> Path | None:
 
 
 def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Path, str]:
-    """Return the file of a replay's `line` to compare with the original, and its pixel digest: the
-    redraw for a redraw, else the result.
+    """Return the file of a replay's `line` to compare with the original, and its pixel digest.
+
+    For a redraw, the replay's redraw, else the result.
     """
     if original.name.endswith(REDRAW_SUFFIX) and line.get("edit"):
         redraw = folder / line["edit"]["plain"]
@@ -71,7 +71,7 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
     reasons = tuple(_reasons(described.record, record))
     try:
         (apart,) = measured([Pair(original.name, original, made)], (_PSNR, _MAX_ABS))
-    except HyimgError as error:  # other sizes, other numbers of frames
+    except HyimgError as error:  # other sizes, or other numbers of frames
         return ReplayVerdict(compared, equal=False, not_measured=error.what, reasons=reasons)
     psnr, max_abs = _PSNR.mean(apart.values["psnr"]), max(apart.values["max_abs"])
     return ReplayVerdict(compared, equal=False, psnr=psnr, max_abs=max_abs, reasons=reasons)

@@ -1,6 +1,6 @@
 """The checkpoint's JSON files and safetensors headers as typed facts; no torch.
 
-Wrong or missing values are read off the weights: the released `config.json` may say 32 for a
+Wrong or missing values are inferred from the weights: the released `config.json` may say 32 for a
 position table of 64 x 64, and `vit_config.json` one layer too many. No file says that queries and
 keys are normed and embeddings not tied.
 """
@@ -31,7 +31,7 @@ from hyimg_cli.spec.job import Size
 
 FAMILY = "bagel"
 WEIGHTS, VAE_WEIGHTS = "ema", "ae"
-# Pixels in front of a cell of the VAE, cells in a token.
+# Pixels per cell of the VAE, and cells per token.
 VAE_STRIDE, PATCH = 8, 2
 TOKEN_PIXELS = VAE_STRIDE * PATCH
 TILE_PIXELS = 512
@@ -41,7 +41,7 @@ _MOST_SIDE = 4096
 _LATENT_TABLE, _VIT_TABLE = "latent_pos_embed.pos_embed", "vit_pos_embed.pos_embed"
 _VIT = "vit_model.vision_model."
 _VIT_POSITIONS = f"{_VIT}embeddings.position_embedding.weight"
-# Height and width of what the authors' demo offers, at 1024 pixels a side.
+# Height and width of the demo's sizes, at 1024 pixels a side.
 _SIZES = ((1024, 1024), (768, 1024), (1024, 768), (576, 1024), (1024, 576))
 # Options with a single released value; anything else is another network.
 _ONLY_RELEASED: dict[str, Any] = {
@@ -63,7 +63,7 @@ DEFAULTS = SamplingDefaults(
     guidance_renorm="global",
     guidance_renorm_min=0.0,
 )
-# Those of the authors' demo for edits.
+# The settings of the authors' demo for edits.
 EDIT_DEFAULTS = replace(
     DEFAULTS, image_guidance_scale=2.0, guidance_interval=(0.0, 1.0), guidance_renorm="text_channel"
 )
@@ -71,7 +71,7 @@ EDIT_DEFAULTS = replace(
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """How a picture is sized: its longest and shortest side, and what both are multiples of."""
+    """The size rule of a picture: its longest and shortest side, and the multiple of both."""
 
     max_size: int
     min_size: int
@@ -80,7 +80,7 @@ class SizeLimits:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The language model: its numbers are those of each of its two sets of weights."""
+    """The language model; both of its sets of weights have these numbers."""
 
     hidden_size: int
     intermediate_size: int
@@ -108,7 +108,7 @@ class VisionShape(VitShape):
 
 @dataclass(frozen=True)
 class AutoencoderShape:
-    """FLUX's autoencoder: width of its first level, multiples of it, and the latents' scale."""
+    """FLUX's autoencoder: its first level's width, multiples of it, and the latents' scale."""
 
     ch: int = 128
     ch_mult: tuple[int, ...] = (1, 2, 4, 4)
@@ -124,7 +124,7 @@ class AutoencoderShape:
 
 @dataclass(frozen=True)
 class BagelShape:
-    """The shape of the network. `table_side`: most rows, and columns, of tokens of a picture."""
+    """The shape of the network. `table_side`: maximum rows and columns of a picture's tokens."""
 
     decoder: DecoderShape
     vision: VisionShape
@@ -136,17 +136,17 @@ class BagelShape:
 
     @property
     def patch_values(self) -> int:
-        """Numbers of a latent token."""
+        """The number of values in a latent token."""
         return self.vae.z_channels * PATCH**2
 
     @property
     def max_side(self) -> int:
-        """Pixels."""
+        """The longest side of a picture, in pixels."""
         return self.table_side * TOKEN_PIXELS
 
 
 def read_architecture(folder: Path) -> BagelShape:
-    """The network in `folder`. Raises CheckpointError for a key missing or unreleased."""
+    """Return the network in `folder`. Raises CheckpointError for a missing or unreleased key."""
     config = Config.read(folder / "config.json")
     llm, vit = (
         config.table(name) if config.has(name) else Config.read(folder / f"{name}.json")
@@ -158,7 +158,7 @@ def read_architecture(folder: Path) -> BagelShape:
     try:
         found = tensor_index(folder, WEIGHTS)
     except CheckpointError as error:
-        # To check and to plan the weights need not be there.
+        # Checks and plans do not need the weights.
         if error.code != "checkpoint.no-weights":
             raise
     heads = llm.count("num_attention_heads")
@@ -166,7 +166,7 @@ def read_architecture(folder: Path) -> BagelShape:
         DecoderShape, head_dim=llm.count("head_dim", llm.count("hidden_size") // heads)
     )
     stated = vit.count("num_hidden_layers", least=2)
-    # The released loader drops the last of the layers that are stated: the file has one less.
+    # The released loader drops the last of the stated layers: the file has one less.
     has_last = f"{_VIT}encoder.layers.{stated - 1}.layer_norm1.weight" in found
     side = config.count("vit_max_num_patch_per_side", 70, most=_MOST_SIDE)
     rows = math.prod(found[_VIT_POSITIONS].shape[:1]) if _VIT_POSITIONS in found else side**2
@@ -199,7 +199,7 @@ def _limits(transforms: Config, name: str, longest: int, shortest: int, stride: 
 
 
 def _side(found: Mapping[str, TensorInfo], name: str, otherwise: int) -> int:
-    """Rows and columns of a square table of positions, from its rows."""
+    """Return the rows and columns of a square table of positions, from its number of rows."""
     if name not in found:
         return otherwise
     rows = math.prod(found[name].shape[:1])
@@ -223,7 +223,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
     decoder, counts = arch.decoder, _weights(folder, arch.decoder)
     kv = decoder.num_hidden_layers * 2 * decoder.num_key_value_heads * decoder.head_dim
     row = 8 * decoder.hidden_size + 3 * decoder.intermediate_size
-    # One that was quantised is made dense for its product, by way of float32.
+    # A quantized matrix is unpacked for its product, through float32.
     matrix = decoder.hidden_size * decoder.intermediate_size
     return ModelCard(
         model=model,

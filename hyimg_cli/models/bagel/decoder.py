@@ -29,7 +29,7 @@ _GEN = "_moe_gen"
 
 @dataclass(frozen=True)
 class NewTokens(QueryBlock):
-    """New tokens of one sequence, with each one's rope id, and if it is a latent."""
+    """New tokens of one sequence, with each one's rope id and whether it is a latent."""
 
     positions: Sequence[int]
     is_gen: Sequence[bool]
@@ -37,7 +37,7 @@ class NewTokens(QueryBlock):
 
 @dataclass(frozen=True)
 class KindRows:
-    """The places of a forward's tokens: `und` rows first, `count` in all, padded with zeros.
+    """Where a forward's tokens are: `und` rows first, `count` in all, padded with zeros.
 
     `row_T`: the row of each token; None if rows and tokens are the same.
     """
@@ -68,7 +68,7 @@ class InPairs(nn.Module):
         self.add_module(name + _GEN, make())
 
     def both(self, name: str, x_RM: Tensor, und: int) -> Tensor:
-        """Each row through the part of its kind."""
+        """Process each row with the part for its kind."""
         parts = self._modules
         if und == len(x_RM):
             return cast(nn.Module, parts[name])(x_RM)
@@ -91,7 +91,7 @@ class SwiGlu(nn.Module):
 
 
 class PairedAttention(InPairs):
-    """Grouped-query attention; queries and keys are normed, then turned."""
+    """Grouped-query attention; queries and keys are normed, then rotated."""
 
     def __init__(self, arch: DecoderShape, layer: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class PairedAttention(InPairs):
         return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)), rows.und)
 
     def project(self, x_RM: Tensor, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the tokens as the cache holds them."""
+        """Return queries, keys and values of the tokens as the cache stores them."""
 
         def heads(name: str) -> Tensor:
             return self.both(name, x_RM, rows.und).unflatten(-1, (-1, self.head_dim))
@@ -148,8 +148,8 @@ class Layer(InPairs):
 class PairedDecoder(InPairs):
     """Token rows in, their last states out; keys and values go to each query block's buffer.
 
-    `rows_seen` counts every token row that ever entered. `row_multiple` above 1 fills up the rows
-    of each kind, so that a row's bits do not depend on other rows.
+    `rows_seen` counts every token row that ever entered. `row_multiple` above 1 pads the rows of
+    each kind, so that a row's bits do not depend on other rows.
     """
 
     def __init__(self, arch: DecoderShape) -> None:
@@ -171,9 +171,9 @@ class PairedDecoder(InPairs):
         return rows.of_tokens(self.both("norm", x_RM, rows.und))
 
     def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
-        """The places of all blocks' tokens."""
+        """Return the places of all blocks' tokens."""
         is_gen_T = torch.tensor([one for block in blocks for one in block.is_gen])
-        # Und rows first, then gen; each kind filled up to a multiple.
+        # Und rows first, then gen, each kind padded to a multiple.
         gen, multiple = int(is_gen_T.sum()), self.row_multiple
         und = len(is_gen_T) - gen
         first = und + padding(und, multiple)
@@ -189,7 +189,7 @@ class PairedDecoder(InPairs):
 
 
 def angles(position_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of each token, float32 [T, D]; element i is turned with i + D/2."""
+    """Return cosines and sines of each token, float32 [T, D]; element i pairs with i + D/2."""
     exponent = torch.arange(0, head_dim, 2, device=position_T.device).float() / head_dim
     angle_TD = position_T[:, None].float() * (1.0 / theta**exponent)
     both_TD = torch.cat([angle_TD, angle_TD], dim=-1)

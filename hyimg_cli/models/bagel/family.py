@@ -54,10 +54,10 @@ def load_family(
 
 
 class PictureCodec:
-    """Pictures to scaled latents and back."""
+    """Converts pictures to scaled latents and back."""
 
     def __init__(self, vae: Any, *, in_tiles: bool) -> None:
-        """`in_tiles`: large pictures are decoded tile by tile, in bounded memory."""
+        """Use this VAE; `in_tiles`: large pictures are decoded tile by tile, in limited memory."""
         self.vae = vae
         vae.use_tiling = in_tiles
 
@@ -72,7 +72,7 @@ class PictureCodec:
 
     @torch.no_grad()
     def decode(self, latents_CYX: Tensor) -> Tensor:
-        """Pixels [C, H, W], -1 to 1."""
+        """Return pixels [C, H, W], -1 to 1."""
         weight = self.vae.decoder.conv_in.weight
         wide = latents_CYX[None].to(weight.device, weight.dtype)
         wide = wide / self.vae.config.scaling_factor + self.vae.config.shift_factor
@@ -108,10 +108,10 @@ class Bagel(DecoderModel):
 
     @torch.no_grad()
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """Both views of a source image, resized by the published rule.
+        """Return both views of a source image, resized by the published rule.
 
-        The posterior is drawn by a seed made from the image's own bytes: every context of every job
-        with this source sees the same latents.
+        The posterior is sampled with a seed made from the image's own bytes: every context of every
+        job with this source sees the same latents.
         """
         shape = source_shape(Size(*pixels.shape[:2]), self.prompter.arch)
         resized = bicubic(pixels, shape.size)
@@ -152,8 +152,8 @@ class Bagel(DecoderModel):
         return Canvas(bucket, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
-        """N noise levels are N - 1 steps: the last one is an end point alone."""
-        # Of equal branches the engine keeps the first.
+        """Return the job's track: N noise levels are N - 1 steps, as the last is an end point."""
+        # Of equal branches, the engine keeps the first.
         places = {own: place for place, own in enumerate(dict.fromkeys(canvas.branches))}
         number = [places[own] for own in canvas.branches]
         guidance = Guidance(
@@ -167,7 +167,7 @@ class Bagel(DecoderModel):
         )
         return Track(
             sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),
-            # The last of the noise levels that the job counts begins no step.
+            # The last of the job's noise levels begins no step.
             Schedule(max(0, job.num_inference_steps - 1), job.flow_shift),
             guidance,
             guidance.is_active,
@@ -187,7 +187,7 @@ class Bagel(DecoderModel):
 
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
         levels_CHW = (self.codec.decode(latents_CYX) / 2 + 0.5).clamp(0, 1).float()
-        # Levels of 255 are cut down to whole ones, as published, not rounded.
+        # Levels of 255 are truncated, as published, not rounded.
         return ((levels_CHW * 255).floor() / 255).permute(1, 2, 0).cpu()
 
     def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
@@ -202,7 +202,7 @@ def _levels(pixels: np.ndarray) -> Tensor:
 
 
 def _patches(levels_CHW: Tensor, grid: Grid) -> Tensor:
-    """The ViT's patches, [N, P]: row in the patch, column in it, channel the fastest."""
+    """Return the ViT's patches, [N, P]: row and column in the patch, then channel, the fastest."""
     side = levels_CHW.shape[-1] // grid.columns
     cells = levels_CHW.reshape(3, grid.rows, side, grid.columns, side)
     return cells.permute(1, 3, 2, 4, 0).reshape(grid.cells, -1)

@@ -1,4 +1,4 @@
-"""Guidance by three contexts: with all, without the text, without the images."""
+"""Guidance by three contexts: with everything, without the text, without the images."""
 
 # Legend: G branch, N token, C channel, Y X latent rows and columns, P values of a token
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class Guidance:
     """A job's guidance: its scales, and its branches.
 
     `text`, `image`: numbers of the branches without text and without images, which may be the full
-    branch's. `image` None: no step away from the images. `least`: the minimum length that a
-    velocity keeps, 0 to 1.
+    branch. `image` None: no step away from the images. `least`: the minimum length that a velocity
+    keeps, 0 to 1.
     """
 
     text_scale: float
@@ -29,7 +29,7 @@ class Guidance:
     least: float = 0.0
 
     def is_active(self, step: Step) -> bool:
-        """True if the step's noise level is within the interval, its lower end left out."""
+        """Return True if the step's noise level is within the interval, without its lower end."""
         low, high = torch.tensor(self.interval).tolist()  # in float32, like the noise level
         return bool(low < step.sigma <= high)
 
@@ -41,7 +41,7 @@ class Guidance:
         return unpacked(self.followed(rows_GNP), *grid)
 
     def followed(self, rows_GNP: Tensor) -> Tensor:
-        """The velocity to follow, [N, P]: c pushed away from u, then both away from i.
+        """Return the velocity to follow, [N, P]: c pushed away from u, then both away from i.
 
         Renormed, it is at most as long as c: as a whole, or token by token. `text_channel` does so
         before the step away from the images.
@@ -66,7 +66,7 @@ class Guidance:
 
 
 def packed(latents_CYX: Tensor) -> Tensor:
-    """Latent tokens [N, P]: of 2 x 2 cells each, row in it, column in it, channel the fastest."""
+    """Return latent tokens [N, P] of 2 x 2 cells: row, column, channel, the channel fastest."""
     channels, height, width = latents_CYX.shape
     cells = latents_CYX.reshape(channels, height // PATCH, PATCH, width // PATCH, PATCH)
     return cells.permute(1, 3, 2, 4, 0).reshape(-1, channels * PATCH**2)

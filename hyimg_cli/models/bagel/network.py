@@ -34,7 +34,7 @@ _IMAGES = ("vae", "vit", "noise")
 
 @dataclass(frozen=True)
 class ImageRows:
-    """A source image as token rows, markers aside: its clean latents [N, M], its patches [N, M]."""
+    """A source image as token rows, without markers: clean latents [N, M], patches [N, M]."""
 
     vae_NM: Tensor
     vit_NM: Tensor
@@ -49,7 +49,7 @@ class NoiseBranch:
 
 
 class PlaceTable(nn.Module):
-    """A row for each place of a square grid; frozen, but in the checkpoint."""
+    """A row for each place of a square grid; frozen, but stored in the checkpoint."""
 
     def __init__(self, side: int, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class PlaceTable(nn.Module):
 
 
 class VisionEmbeddings(nn.Module):
-    """Patches as rows of the ViT; each place has its row of the whole square's table."""
+    """Patches as rows of the ViT; each place has its row in the table of the whole square."""
 
     def __init__(self, arch: VisionShape) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class VisionTransformer(nn.Module):
 
 
 class BagelNetwork(nn.Module):
-    """All that `ema.safetensors` holds: everything but the VAE."""
+    """All of `ema.safetensors`: everything but the VAE."""
 
     def __init__(self, arch: BagelShape) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class BagelNetwork(nn.Module):
         )
         self.vit_pos_embed = PlaceTable(arch.vision.table_side, width)
         self.vit_model = nn.ModuleDict({"vision_model": VisionTransformer(arch.vision)})
-        # Of branches, in denoise steps.
+        # Rows of branches, in denoise steps.
         self.branch_forwards = 0
 
     @property
@@ -126,7 +126,7 @@ class BagelNetwork(nn.Module):
         return cast(nn.Linear, self.language_model["lm_head"]).weight
 
     def new_buffer(self, capacity: int) -> Buffer:
-        """An empty buffer for one context."""
+        """Return an empty buffer for one context."""
         arch = self.arch.decoder
         return Buffer(
             kv_heads=arch.num_key_value_heads,
@@ -137,13 +137,16 @@ class BagelNetwork(nn.Module):
         )
 
     def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: Grid) -> ImageRows:
-        """Token rows of one source image, from its scaled latents and its patches; it is clean."""
+        """Return the token rows of a source image, from its scaled latents and its patches.
+
+        A source image is clean, without noise.
+        """
         seen_NM = self.vit_model["vision_model"](patches_NP.to(self.weight.dtype), vit)
         connected_NM: Tensor = self.connector(seen_NM) + self.vit_pos_embed(vit)
         return ImageRows(self.latent_rows(latents_CYX, 0.0), connected_NM)
 
     def latent_rows(self, latents_CYX: Tensor, sigma: float) -> Tensor:
-        """Token rows of latents at a noise level, [N, M]."""
+        """Return the token rows of latents at a noise level, [N, M]."""
         rows_NP = packed(latents_CYX.to(self.weight.device)).to(self.weight.dtype)
         grid = Grid(latents_CYX.shape[-2] // 2, latents_CYX.shape[-1] // 2)
         level_1 = torch.full((1,), sigma, device=self.weight.device)
@@ -158,7 +161,7 @@ class BagelNetwork(nn.Module):
         buffer: Buffer,
         stop: int,
     ) -> Tensor:
-        """Complete the buffer's prefix up to `stop`; the last token's state [M]."""
+        """Complete the buffer's prefix up to `stop`; return the last token's state [M]."""
         start = buffer.length
         x_TM = embed(self.decoder.embed_tokens, [max(0, id_) for id_ in ids[start:stop]])
         is_gen = [False] * (stop - start)
@@ -187,24 +190,24 @@ class BagelNetwork(nn.Module):
         return commit_rows(blocks, hidden_TM)
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
-        """Next-token logits [R, V], float32."""
+        """Return next-token logits [R, V], float32."""
         padded_RM = pad_rows(hidden_RM, self.decoder.row_multiple)
         logits: Tensor = self.language_model["lm_head"](padded_RM)
         return logits[: len(hidden_RM)].float()
 
     def branch(self, layout: BlockLayout, buffer: Buffer) -> NoiseBranch:
-        """A branch ready to denoise, its context complete in `buffer`."""
+        """Return a branch ready to denoise; its context is complete in `buffer`."""
         noise = layout.blocks[-1]
         assert noise.kind == "noise", "a branch has a picture to draw"
         assert buffer.length == noise.start, "the context is complete before denoising"
-        # Its markers attend to the noise, so they are computed again, too, but are not latents.
+        # Its markers attend to the noise, so they are also computed again, but are not latents.
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
         span = QuerySpan(noise.start, noise.stop, is_causal=False)
         return NoiseBranch(NewTokens(buffer, [span], positions, is_gen), noise.grid)
 
     def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
-        """Velocity of every picture's branches, [G, C, Y, X] each, float32, before guidance."""
+        """Return the velocity of every picture's branches, [G, C, Y, X] each, float32, unguided."""
         first_M, last_M = embed(self.decoder.embed_tokens, markers).split(1)
         rows = []
         for live in pictures:

@@ -1,4 +1,4 @@
-"""BAGEL-7B-MoT as a family: from a job to its contexts, to run and to count them; no torch."""
+"""BAGEL-7B-MoT as a family: turn a job into its contexts, and run and count them; no torch."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hyimg_cli.models.bagel.family import Bagel
     from hyimg_cli.parallel.ranks import RankPool
 
-# Before everything else of a request that thinks. The space before the line break is part of it.
+# The start of every request that thinks. The space before the line break is part of it.
 THINK_PROMPT = (
     "You should first think about the planning process in the mind and then generate the image. \n"
     "The planning process is enclosed within <think> </think> tags, i.e. <think> planning process "
@@ -55,7 +55,7 @@ class QwenVocabulary(ControlTokenizer):
         return super().decode([id_ for id_ in self.inner(ids) if id_ >= 0])
 
     def inner(self, ids: Sequence[int]) -> list[int]:
-        """Ids of a text without the markers around it."""
+        """Return the ids of a text without the markers around it."""
         kept = list(ids)
         if kept[:1] == [self.markers.bos]:
             del kept[0]
@@ -77,7 +77,7 @@ class BagelPrompter(ImageCheckpoint):
         self.markers = self.vocabulary.markers
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        """Look-ups of texts' tokens."""
+        """Return look-ups of texts' tokens."""
         return {"prompt_tokens": self.vocabulary.memo_counts()}
 
     def check(self, job: ImageJob) -> None:
@@ -85,7 +85,7 @@ class BagelPrompter(ImageCheckpoint):
         for field, text in (("prompt", job.prompt), ("cot_text", job.cot_text or "")):
             self.vocabulary.refuse_control(field, self.vocabulary.encode(text))
         refuse_unknown_ids(job.cot_token_ids or (), self.card.vocab_size)
-        # A picture takes one position a block.
+        # A picture takes one position per block.
         shape = source_shape(Size(1, 1), self.arch)
         self._refuse_too_long(self.contexts(job, [shape] * len(job.images)).full)
         self.opening(job, [shape] * len(job.images))
@@ -131,7 +131,7 @@ class BagelPrompter(ImageCheckpoint):
         return [*pair, found.without_images] if (job.image_guidance_scale or 0) > 1 else pair
 
     def bucket(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> Bucket:
-        """The picture's size: as asked for, else its last source's, else the first of the card."""
+        """Return the picture's size: as requested, as its last source's, or the card's first."""
         otherwise = shapes[-1].size if shapes else self.card.buckets[0].size
         asked = self.card.bucket_of(job.size)
         return Bucket(NO_RATIO, asked.size if asked else otherwise)
@@ -199,7 +199,7 @@ class BagelPrompter(ImageCheckpoint):
             "bot_task": job.bot_task not in ("none", "think"),
             "drop_think": job.drop_think,
             "use_system_prompt": job.use_system_prompt != "None",
-            # With a source that is kept it says what holds here anyway: all of it is shown.
+            # A kept source implies the value that always applies here: all of it is shown.
             "infer_align_image_size": job.infer_align_image_size and job.outside is None,
         }
         for field, is_wrong in faults.items():
@@ -265,7 +265,7 @@ def _refuse_wrong(folder: Path) -> None:
 FAMILY = Family(
     name=NAME,
     makes="pictures",
-    # What no other family has.
+    # What other families do not have.
     marks=lambda folder: any(
         (folder / name).is_file() for name in ("llm_config.json", f"{WEIGHTS}.safetensors")
     ),

@@ -23,7 +23,7 @@ from hyimg_cli.spec.job import Size
 
 Kind: TypeAlias = Literal["text", "vae", "vit", "noise"]
 PLACEHOLDER: dict[Kind, int] = {"vae": -1, "vit": -2, "noise": -3}
-# Of no pictures known, where the largest is what counts.
+# For pictures of unknown size, where the largest counts.
 UNREAD = Size(1, 1)
 
 
@@ -43,7 +43,7 @@ class SourcePlace:
 
 @dataclass(frozen=True)
 class Block:
-    """Tokens `[start, stop)`; `rope` is the position of the first one, and of an image of all."""
+    """Tokens `[start, stop)`; `rope` is the position of the first, or of all tokens of an image."""
 
     kind: Kind
     start: int
@@ -57,7 +57,7 @@ class Block:
         return self.rope + (self.stop - self.start if self.kind == "text" else 1)
 
     def position(self, at: int) -> int:
-        """Rope id of token `at`."""
+        """Return the rope id of token `at`."""
         return self.rope + (at - self.start if self.kind == "text" else 0)
 
 
@@ -105,7 +105,7 @@ class BlockLayout:
         return self._add("text", (self.markers.bos,))
 
     def source(self, shape: SourcePlace, number: int) -> "BlockLayout":
-        """Both blocks of a source image: what the VAE makes of it, then the ViT."""
+        """Append both blocks of a source image: its VAE tokens, then its ViT tokens."""
         return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
 
     def noise(self, grid: Grid) -> "BlockLayout":
@@ -132,7 +132,7 @@ class BlockLayout:
         return query_spans(start, stop, images, (*(b.start for b in self.blocks), stop - 1))
 
     def positions(self, start: int, stop: int) -> list[int]:
-        """Rope ids of the tokens `[start, stop)`."""
+        """Return the rope ids of the tokens `[start, stop)`."""
         inside = (block for block in self.blocks if block.start < stop and block.stop > start)
         return [
             block.position(at)
@@ -218,16 +218,16 @@ def _scaled(size: Size, scale: float, stride: int) -> Size:
 
 
 def source_shape(size: Size, arch: BagelShape) -> SourcePlace:
-    """The place of a picture of `size` pixels; one that was not read counts as the largest."""
+    """Return the place of a picture of `size` pixels; an unread one counts as the largest."""
     if size == UNREAD:
         size = Size(arch.max_side, arch.max_side)
     first = fitted(size, arch.vae_limits, arch.max_pixels)
-    # As published: what was resized goes through both rules once more.
+    # As published: the resized picture goes through both rules once more.
     vae, vit = (fitted(first, one, arch.max_pixels) for one in (arch.vae_limits, arch.vit_limits))
     patch = arch.vision.patch_size
     return SourcePlace(first, vae, vit, Grid(vit.height // patch, vit.width // patch))
 
 
 def picture_grid(size: Size) -> Grid:
-    """Latent tokens of a picture."""
+    """Return the grid of a picture's latent tokens."""
     return Grid(size.height // TOKEN_PIXELS, size.width // TOKEN_PIXELS)

@@ -1,8 +1,8 @@
-"""Loading a checkpoint in the released layout: every key, no other, safetensors only.
+"""Load a checkpoint in the released layout: every key and no other, safetensors only.
 
-Names and shapes are checked from the files' headers before a byte of weight is read; then each
-tensor is put into a network without weights. The VAE is diffusers', its weights under the names of
-the checkpoint's own layout; it stays float32.
+Names and shapes are checked from the files' headers before a byte of weight is read. Then each
+tensor is put into a network without weights. The VAE is diffusers' own, with weights under the
+names of the checkpoint's layout; it stays float32.
 """
 
 import re
@@ -73,13 +73,13 @@ def checked(folder: Path) -> tuple[BagelNetwork, Any]:
 
 
 def without_weights(arch: BagelShape) -> tuple[BagelNetwork, Any]:
-    """Both networks on the meta device."""
+    """Return both networks on the meta device."""
     with torch.device("meta"):
         return BagelNetwork(arch), autoencoder(arch.vae)
 
 
 def _vae_names(vae: Any) -> dict[str, str]:
-    """diffusers' names by those of the checkpoint."""
+    """Return diffusers' names by the checkpoint's names."""
     levels = len(vae.decoder.up_blocks)
     return {stored_name(name, levels): name for name in vae.state_dict()}
 
@@ -98,7 +98,7 @@ def autoencoder(arch: AutoencoderShape) -> Any:
         use_quant_conv=False,
         use_post_quant_conv=False,
         mid_block_add_attention=True,
-        # Of a tile, where latents are decoded in tiles.
+        # Of a tile, if latents are decoded in tiles.
         sample_size=TILE_PIXELS,
     )
 

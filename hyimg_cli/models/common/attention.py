@@ -27,7 +27,7 @@ class QueryBlock:
 
     @property
     def start(self) -> int:
-        """The first token's slot in the buffer."""
+        """The slot of the first token in the buffer."""
         return self.spans[0].start
 
     @property
@@ -51,7 +51,7 @@ def appended_spans(runs: Iterable[tuple[Buffer, int]]) -> list[QuerySpan]:
 
 
 def commit_rows(blocks: Sequence[QueryBlock], hidden_TM: Tensor) -> list[Tensor]:
-    """Count the blocks' tokens to their buffers' prefixes; each block's last row [M]."""
+    """Add the blocks' tokens to their buffers' prefixes; return each block's last row [M]."""
     for block in blocks:
         block.buffer.commit(block.stop)
     return [hidden_TM[end - 1] for end in accumulate(block.count for block in blocks)]

@@ -1,7 +1,7 @@
 """Values of a checkpoint's JSON files, each checked as it is read; no torch.
 
-A value of the wrong kind or out of range raises here, with its file and field, so users of the
-values need not check them again.
+A value of the wrong type or out of range raises here, with its file and field, so later code need
+not check it again.
 """
 
 import re
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 Facts = TypeVar("Facts", bound="DataclassInstance")
 _MOST_SHOWN = 60
 _MOST_NUMBER = 1e15
-# Keys by which modules are built one by one; by others, tensors are made so wide.
+# Keys for modules that are built one by one; other keys are widths of tensors.
 MODULES = re.compile(r"(layers|blocks|experts|depth)(_per_\w+)?$")
 MOST_MODULES, MOST_WIDTH = 10_000, 1 << 24
 
 
 @dataclass(frozen=True)
 class Config:
-    """A JSON object of a file, or a `part` of one. A null is as if its key were not there.
+    """A JSON object of a file, or a `part` of one. A null counts as a missing key.
 
-    Keys without a default must be there. Every method that reads one raises CheckpointError.
+    Keys without a default are required. Every method that reads one raises CheckpointError.
     """
 
     values: Mapping[str, Any]
@@ -61,17 +61,17 @@ class Config:
         return tuple(self._of_type(kind, name, default))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Return a list of true and false."""
+        """Return a list of booleans."""
         return tuple(self._of_type(conlist(StrictBool, min_length=1), name, default))
 
     def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
-        """A list of finite numbers."""
+        """Return a list of finite numbers."""
         return tuple(self._of_type(conlist(_number(), min_length=1), name, default))
 
     def number(
         self, name: str, default: float | None = None, *, above: float = -_MOST_NUMBER
     ) -> float:
-        """A finite number."""
+        """Return a finite number."""
         return float(self._of_type(_number(above), name, default))
 
     def flag(self, name: str, default: bool | None = None) -> bool:
@@ -93,9 +93,10 @@ class Config:
             raise fault("config", what, self.where, error.hint) from None
 
     def facts(self, cls: type[Facts], **known: Any) -> Facts:
-        """A dataclass of facts: those `known`, the others by the names and types of its fields.
+        """Return a dataclass of facts: `known` ones, and the others by their fields' names and
+        types.
 
-        Whole numbers are 1 or more, others above 0.
+        Whole numbers must be 1 or more, other numbers above 0.
         """
         readers: dict[Any, Callable[[str, Any], Any]] = {
             tuple: self.counts,

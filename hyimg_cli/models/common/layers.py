@@ -18,7 +18,7 @@ _SINUSOID_WIDTH = 256
 
 
 class VitEncoder(nn.Module):
-    """Pre-norm layers; a token sees all that an optional mask does not hide."""
+    """Pre-norm layers; a token attends to all tokens that an optional mask does not hide."""
 
     def __init__(self, arch: VitShape) -> None:
         super().__init__()
@@ -72,14 +72,14 @@ class VitMlp(nn.Module):
 
 
 def embed(table: nn.Embedding, ids: Sequence[int] | Tensor) -> Tensor:
-    """Rows of tokens, [T, M], of ids on the host or on a device."""
+    """Return rows [T, M] for token ids on the host or on a device."""
     device = table.weight.device
     rows_TM: Tensor = table(ids.to(device) if isinstance(ids, Tensor) else to_device(ids, device))
     return rows_TM
 
 
 class TimestepEmbedder(nn.Module):
-    """A sinusoid of a number through two layers; in the number's own units."""
+    """Embeds a number as a sinusoid, through two layers; in the number's own units."""
 
     def __init__(self, width: int, activation: nn.Module) -> None:
         super().__init__()
@@ -88,12 +88,12 @@ class TimestepEmbedder(nn.Module):
         )
 
     def forward(self, level_B: Tensor) -> Tensor:
-        """[B, M]; the sinusoid is computed in float32 and cast to the weights' dtype."""
+        """Return [B, M]; the sinusoid is computed in float32 and cast to the weights' dtype."""
         return self.mlp(sinusoid(level_B).to(next(self.parameters()).dtype))
 
 
 def sinusoid(level_B: Tensor) -> Tensor:
-    """Cosines, then sines, of falling frequencies, float32 [B, 256]."""
+    """Return cosines, then sines, of falling frequencies, float32 [B, 256]."""
     half = _SINUSOID_WIDTH // 2
     index = torch.arange(half, dtype=torch.float32, device=level_B.device)
     angle = level_B.float()[:, None] * torch.exp(-math.log(10000.0) * index / half)

@@ -32,7 +32,7 @@ from hyimg_cli.spec.job import ImageJob
 
 
 class DecoderModel(Protocol):
-    """An AR + diffusion model with one sequence; the base of each family's own.
+    """An AR + diffusion model with one sequence; families derive from it.
 
     Has `network` and `prompter`; `source_shape` and `source_rows` describe a source image. Methods
     raise JobError for a faulty job.
@@ -43,15 +43,15 @@ class DecoderModel(Protocol):
     network: Any
     prompter: Any
     card: ModelCard
-    # What decodes text by CUDA graphs, or computes it as they would; None where nothing does.
+    # Decodes text with CUDA graphs, or computes the same steps; None without graphs.
     graphs: Any = None
-    # Branches may share one another's buffers; see `Buffer.lend`.
+    # Branches may share buffers; see `Buffer.lend`.
     lends_prefixes: bool = False
 
-    # Where each layer, and its part of a buffer, lives.
+    # The device of each layer, and of its part of a buffer.
     layer_devices: Any
     parameter_count: Any
-    # Token rows that entered the transformer since it was loaded.
+    # Token rows that have entered the transformer since it was loaded.
     rows_seen: Any
 
     @property
@@ -74,7 +74,7 @@ class DecoderModel(Protocol):
     # --- source images as rows, latents as pixels
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """Rows of a source image, RGB uint8 [H, W, 3]."""
+        """Return the rows of a source image, RGB uint8 [H, W, 3]."""
 
     def encode_stretched(self, pixels: np.ndarray, digest: str) -> Encoded:
         """Encode a source image resized to the model's size without cutting."""
@@ -93,7 +93,7 @@ class DecoderModel(Protocol):
         return Encoded(digest, shape, rows, tuple(facts["notes"]))
 
     def decode_latents(self, latents_CYX: Tensor) -> Tensor:
-        """Pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
+        """Return pixels in [0, 1], float32 on the CPU, [H, W, 3]."""
 
     def round_trip(self, pixels: np.ndarray, digest: str) -> np.ndarray:
         """Return a picture, uint8 [H, W, 3], encoded and decoded: what the codec alone loses."""
@@ -107,12 +107,12 @@ class DecoderModel(Protocol):
         return prompt
 
     def script(self, job: ImageJob) -> TextScript:
-        """The rules of what the job's AR stage may write."""
+        """Return the rules for what the job's AR stage may write."""
         script: TextScript = self.prompter.script(job)
         return script
 
     def text_budget(self, job: ImageJob, context: Context) -> int:
-        """Number of tokens the job may write."""
+        """Return the maximum number of tokens that the job may write."""
         return job.text.max_new_tokens
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> None:
@@ -129,7 +129,7 @@ class DecoderModel(Protocol):
         return self.network.text_logits(torch.stack(hidden))
 
     def decode_text(self, ids: Sequence[int]) -> str:
-        """The text of some ids, tags spelled out."""
+        """Return the text of some ids, with tags spelled out."""
         return self.prompter.vocabulary.decode(ids)
 
     def ending(self, context: Context) -> tuple[int, ...]:
@@ -141,11 +141,11 @@ class DecoderModel(Protocol):
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:
         """Return the picture to draw, after the text is complete."""
 
-    # `layout` is what the family's own `canvas` or `opening` gave.
+    # `layout` comes from the family's own `canvas` or `opening`.
     def segments(
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], stop: int
     ) -> list[Segment]:
-        """`ids[:stop]` of a layout as the units in which prefixes are shared."""
+        """Return `ids[:stop]` of a layout as segments, the units in which prefixes are shared."""
         digests = [source.digest for source in sources]
         return self.prompter.segments(layout, ids, digests, stop)
 
@@ -160,7 +160,7 @@ class DecoderModel(Protocol):
     def prefill(
         self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int
     ) -> Tensor:
-        """Complete the buffer's prefix up to `stop`; the last row's hidden state [M]."""
+        """Complete the buffer's prefix up to `stop`; return the last row's hidden state [M]."""
         rows = [source.rows for source in sources]
         hidden_M: Tensor = self.network.prefill(layout, ids, rows, buffer, stop)
         return hidden_M
@@ -168,12 +168,14 @@ class DecoderModel(Protocol):
     def prefill_branches(
         self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
     ) -> None:
-        """`prefill` of each, its arguments, on the ranks that have its buffer, all at once."""
+        """Call `prefill` with each of the arguments, all at once, on the ranks that have the
+        buffers.
+        """
         for arguments in prefills:
             self.prefill(*arguments)
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
-        """A branch ready to denoise."""
+        """Return a branch ready to denoise."""
         return self.network.branch(layout, buffer)
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:

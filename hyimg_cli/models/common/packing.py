@@ -1,4 +1,4 @@
-"""Tensors and facts about them as bytes that any process can keep, under a key."""
+"""Pack tensors and facts about them as bytes that any process can keep, under a key."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def unpack(data: bytes, key: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         header, tensors = metadata_of(data), load(data)
         stored = header.pop(_KEY)
         facts = {name: json.loads(fact) for name, fact in header.items()}
-    except Exception as error:  # safetensors raises a type of its own, the rest KeyError, ...
+    except Exception as error:  # safetensors raises its own type, other code KeyError, ...
         raise ValueError(f"not packed tensors: {error}") from error
     if stored != key:
         raise ValueError("tensors packed under another key")

@@ -20,7 +20,7 @@ class Grid:
         return self.rows * self.columns
 
     def places(self, side: int) -> list[int]:
-        """Row of each token in a table of `side` x `side` positions."""
+        """Return the row of each token in a table of `side` x `side` positions."""
         return [y * side + x for y in range(self.rows) for x in range(self.columns)]
 
 
@@ -83,6 +83,6 @@ def cut_segments(
     return found
 
 
-@lru_cache(maxsize=256)  # A key takes long to compute: jobs that share a source share its segment.
+@lru_cache(maxsize=256)  # A key takes long to compute: jobs with one source share its segment.
 def _image_segment(ids: tuple[int, ...], digest: str, grids: tuple[Grid, ...]) -> ImageSegment:
     return ImageSegment(ids, digest, tuple((grid.rows, grid.columns) for grid in grids))

@@ -1,4 +1,4 @@
-"""Texts as ids and back, and the control tokens that texts must not spell out; no torch."""
+"""Encode texts as ids and back, with control tokens that texts must not contain; no torch."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
@@ -9,21 +9,24 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.files import TABLE_BYTES, bytes_of
 
-# Ids of the sections that were encoded last: system prompts, role strings, users' prompts.
+# Ids of recently encoded sections: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
 
 
 class ControlTokenizer:
-    """A checkpoint's tokenizer. `control`: ids of tokens that the file marks as special, and of
-    those that were looked up by name: they give a sequence its structure.
+    """A checkpoint's tokenizer.
+
+    `control`: ids of tokens that the file marks as special, and of tokens that were looked up by
+    name. They give a sequence its structure.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # A tokenizer.json may hold both from how it was made; transformers turns them off as well.
+        # A tokenizer.json may contain truncation and padding from its training; transformers turns
+        # them off too.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        # One object an id, however many sequences have it.
+        # One object per id, in however many sequences.
         self._ids: dict[int, int] = {}
         self._encoded: Memo[str, tuple[int, ...]] = Memo(
             _TOKEN_BYTES, lambda ids: 256 + 8 * len(ids)
@@ -32,7 +35,7 @@ class ControlTokenizer:
         self.control = {id_ for id_, token in self.added.items() if token.special}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of one section of text; control tokens spelled out in it are recognised."""
+        """Return the ids of one section of text, recognising control tokens spelled out in it."""
 
         def made() -> tuple[int, ...]:
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -41,15 +44,15 @@ class ControlTokenizer:
         return list(self._encoded.get(text, made))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, control tokens spelled out."""
+        """Return the text of `ids`, with control tokens spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def memo_counts(self) -> dict[str, int]:
-        """Count how often a section's ids were there, and how often they were made."""
+        """Count how often a section's ids were cached, and how often they were made."""
         return self._encoded.counts()
 
     def name(self, id_: int) -> str:
-        """How a single token is written."""
+        """Return the spelling of a single token."""
         return str(self._tokenizer.id_to_token(id_))
 
     def id_of(self, token: str, hint: str = "use the files of one checkpoint together") -> int:
@@ -99,7 +102,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:
     """Raise JobError for ids that the model does not have.
 
-    Any other id may be in `cot_token_ids`: a result line can hold whatever was sampled.
+    `cot_token_ids` may contain any other id: a result line can hold whatever was sampled.
     """
     unknown = [id_ for id_ in ids if not 0 <= id_ < vocab_size]
     if unknown:

@@ -13,7 +13,7 @@ from hyimg_cli.loading.readers import StoredTensor, read_all
 
 
 def tensor_shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor that a checkpoint of the network holds."""
+    """Return the shape of every tensor of the network's checkpoint."""
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
@@ -49,7 +49,7 @@ def fill(
 
 
 def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that has a tensor, and the tensor's name there."""
+    """Return the module that has a tensor, and the tensor's name there."""
     path, _, own = name.rpartition(".")
     return network.get_submodule(path), own
 
@@ -59,7 +59,7 @@ def set_weight(module: nn.Module, name: str, values: Tensor) -> None:
 
 
 def refuse_missing(names: Collection[str]) -> None:
-    """Raises CheckpointError for tensors of a network that were left without values."""
+    """Raise CheckpointError for tensors of a network that were left without values."""
     if names:
         what = f"weights are missing: {', '.join(sorted(names)[:5])}"
         raise CheckpointError(what, code="checkpoint.not-strict")

@@ -1,5 +1,4 @@
-"""Memory of an editor's networks: weights from the files' headers, activations from widths; no
-torch.
+"""Memory of an editor's networks: weights from headers, activations from widths; no torch.
 
 Activations were counted on meta tensors in bfloat16, for two blocks of each released transformer
 and for each released VAE, at 1024x1024 with one source picture.
@@ -7,7 +6,7 @@ and for each released VAE, at 1024x1024 with one source picture.
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 
-# Bytes of a row in 16 bits at a forward's peak, for each unit of its width: 15 to 21 were counted.
+# Bytes of a row in 16 bits at a forward's peak, per unit of its width: counts were 15 to 21.
 _TOKEN_WIDTHS = 2 * 22
 # Bytes of a pixel in a decode, for each unit of the width of the VAE's last level, and the key of
 # that width in its configuration.

@@ -1,5 +1,7 @@
-"""LongCat-Image as modular blocks. diffusers has only its classic pipelines, so these blocks call
-their functions, and take the rest from Flux, which has the same latents.
+"""LongCat-Image as modular blocks.
+
+diffusers has only its classic pipelines, so these blocks call their functions, and take the rest
+from Flux, which has the same latents.
 
     text_encoder ▸ vae_encoder.preprocess ▸ vae_encoder.encode      vae_encoder: edits only
     ▸ denoise.input ▸ denoise.denoise ▸ denoise.after_denoise ▸ decode

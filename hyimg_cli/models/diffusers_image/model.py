@@ -113,7 +113,10 @@ class BlockEncoder(CheckpointEncoder):
 
 
 def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
-    """Make a tokenizer append a warning to `told` when it cuts a text: the blocks cut silently."""
+    """Make a tokenizer append a warning to `told` when it cuts a text.
+
+    The blocks cut silently.
+    """
     encode = tokenizer._encode_plus
 
     def encode_and_tell(*texts: Any, **options: Any) -> Any:
@@ -137,7 +140,7 @@ class BlockDenoiser(LatentDenoiser):
         embeddings: Mapping[Condition, PromptEmbedding],
         scope: str,
     ) -> None:
-        """`scope`: prefixes are shared within it."""
+        """Start the denoising; prefixes are shared within `scope`."""
         self._model = model
         blocks = model.stage("denoise", has_images=bool(job.images))
         at = next(n for n, block in enumerate(blocks) if hasattr(block, "loop_step"))
@@ -180,7 +183,7 @@ class BlockDenoiser(LatentDenoiser):
 
     @property
     def branches(self) -> list[BranchTokens]:
-        """Rows of each guidance branch, if some of them are kept between steps."""
+        """Return the rows of each guidance branch, if some are kept between steps."""
         return self._prefix.branches if self._prefix else []
 
     def initial_latents(self) -> Tensor:
@@ -205,7 +208,7 @@ class BlockDenoiser(LatentDenoiser):
         self.velocities.restore(state, self._model.device)
 
     def _loop_step(self, pipe: Any, state: Any, **at: Any) -> tuple[Any, Any]:
-        """The library's step, without the transformer if the step cache skips it."""
+        """Run the library's step, without the transformer if the step cache skips it."""
         for block in self._loop.sub_blocks.values():
             evaluates = any(one.name == "transformer" for one in block.expected_components)
             if evaluates and not self.velocities.steps[self._index]:
@@ -358,7 +361,7 @@ class LatentImageModel(LatentModel):
 
     @cached_property
     def adapters(self) -> Adapters:
-        """The LoRAs of the job at work."""
+        """The LoRAs of the current job."""
         return Adapters([self.have("transformer")], self.layout, self.place.release)
 
     def have(self, name: str) -> Any:
@@ -384,9 +387,7 @@ class LatentImageModel(LatentModel):
         return network
 
     def _leave_out_unread(self, network: Any) -> None:
-        """Remove what the blocks never read from a text encoder: its head, and the layers after
-        the last one they read.
-        """
+        """Remove what the blocks never read from a text encoder: its head, and its last layers."""
         if hasattr(network, "lm_head"):
             network.lm_head = nn.Identity()
             if self.kind.text_layers:

@@ -1,4 +1,4 @@
-"""Keys and values that depend on neither step nor noise, shared by jobs with the same inputs.
+"""Keys and values that depend on neither step nor noise, shared by jobs with equal inputs.
 
     pictures, then text    [ pictures ][ text ][ canvas ]    each sees itself and what is before it
     references             [ references ][ text, canvas ]    the references see nothing else
@@ -36,10 +36,9 @@ _ROWS_A_SLOT = 4
 
 
 class Prefix(ABC):
-    """One job's prefixes, one for each guidance branch, which precede the other rows while it is
-    `attached`. Each layer's K/V are [1, S, H, D].
+    """One job's prefixes, one per guidance branch, before the other rows while `attached`.
 
-    `branches`: rows of each prefix that was computed or found.
+    Each layer's K/V are [1, S, H, D]. `branches`: rows of each prefix that was computed or found.
     """
 
     def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
@@ -96,8 +95,9 @@ class Prefix(ABC):
 
     @abstractmethod
     def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
-        """Return segments named by content, which have equal K/V wherever the content is equal, and
-        the number of rows that each step computes after them.
+        """Return segments named by content, and the rows that each step computes after them.
+
+        Segments with equal content have equal K/V everywhere.
         """
 
     @abstractmethod
@@ -114,8 +114,9 @@ class Prefix(ABC):
 
 
 class PicturesThenText(Prefix):
-    """Qwen-Image-2.1, which modulates text and pictures at time 0. Two segments: up to the last
-    picture, and the text after it up to the canvas.
+    """Qwen-Image-2.1, which modulates text and pictures at time 0.
+
+    Two segments: up to the last picture, and the text after it up to the canvas.
     """
 
     def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:

@@ -1,7 +1,6 @@
-"""Picture editors of diffusers as a family: facts of a checkpoint from its JSON files and
-safetensors headers; no torch.
+"""Picture editors of diffusers as a family: facts from a checkpoint's JSON and headers.
 
-A pipeline that is not in the table is refused by name.
+No torch. A pipeline that is not in the table is refused by name.
 """
 
 import math
@@ -66,9 +65,7 @@ OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
 
 @dataclass(frozen=True)
 class Condition:
-    """Texts and pictures (path and sha256) that one stage of the blocks encodes for the denoising
-    of a job.
-    """
+    """Texts and pictures (path and sha256) that one stage of the blocks encodes for a job."""
 
     stage: str
     texts: tuple[tuple[str, str], ...]
@@ -207,8 +204,9 @@ class EditorFolder(ImageCheckpoint):
         return COUNTS[self.kind.prefix](self.layout.folder, self.card)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
-        """Return what the job's denoising reads, in order, each with its kind in the disk cache. A
-        picture that is given twice is listed twice.
+        """Return what the job's denoising reads, in order, each with its kind in the disk cache.
+
+        A picture that is given twice is listed twice.
         """
         kind, is_guided = self.kind, self.kind.is_guided(job)
         texts = [("prompt", job.prompt)]
@@ -261,9 +259,10 @@ class EditorFolder(ImageCheckpoint):
 
 
 def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
-    """Return the changes that a flow shift makes to a scheduler's configuration. One that shifts by
-    the picture's size gets the same shift at every size, and no terminal shift, as the authors of
-    Qwen-Image's Lightning do.
+    """Return the changes that a flow shift makes to a scheduler's configuration.
+
+    One that shifts by the picture's size gets the same shift at every size, and no terminal shift,
+    as the authors of Qwen-Image's Lightning do.
     """
     if not scheduler.flag("use_dynamic_shifting", False):
         return {"shift": shift}

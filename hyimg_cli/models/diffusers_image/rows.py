@@ -24,9 +24,7 @@ _KLEIN_TEXT, _ANY_TEXT = 512, 256
 
 @dataclass(frozen=True)
 class PrefixRows:
-    """Rows of one guidance branch: of its prefix's segments (`pictures`, `text`), and of each step
-    after them.
-    """
+    """Rows of one guidance branch: of its prefix (`pictures`, `text`), and of each later step."""
 
     segments: dict[str, int]
     per_step: int

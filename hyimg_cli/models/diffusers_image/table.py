@@ -57,7 +57,7 @@ _LONGCAT: dict[str, Set[str]] = _QWEN | {
     "vae": {"AutoencoderKL"},
     "text_processor": {"Qwen2VLProcessor", "Qwen2_5_VLProcessor"},
 }
-# Positions of Qwen-Image, minus those that a canvas with sides of 8,192 pixels may take.
+# Positions of Qwen-Image, minus the ones that a canvas with sides of 8,192 pixels may take.
 _QWEN_ROWS = 4096 - 256
 # Pictures with fewer pixels are far from what models are trained on.
 _SMALL = 512**2
@@ -98,8 +98,8 @@ class Kind:
     least_side: int = 0
     most_ratio: int = 0
     most_rows: int = 1 << 20
-    # Inputs of its blocks that other kinds do not have, and those of them that its encoders read:
-    # the one of pictures, and the one of texts if it sees pictures.
+    # Inputs of its blocks that other kinds do not have. Then the ones that its encoders read: the
+    # picture encoder's, and the text encoder's if it sees pictures.
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
     of_encoders: Set[str] = frozenset()
     # Layers of the text encoder that the blocks read, from the first one; 0: all.
@@ -119,9 +119,10 @@ class Kind:
 
 
 def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
-    """The library scales results to a million pixels, whatever size is requested, and sources to a
-    size of its list. Here results keep the requested size, and small sources of small results stay
-    as they are.
+    """Return Kontext's inputs: results keep the requested size.
+
+    The library scales results to a million pixels, whatever size is requested, and sources to a
+    size of its list. Here, small sources of small results also stay unchanged.
     """
     bucket = card.bucket_of(job.size)
     made = bucket.size if bucket else Size(card.base_size, card.base_size)
@@ -186,8 +187,9 @@ _DISTILLED: dict[str, tuple[dict[str, float], int, float]] = {
 
 
 def kind_of(layout: CheckpointLayout) -> Kind:
-    """Return the pipeline's row, adapted to a klein base model, or to a turbo version of
-    Qwen-Image-2.1, Z-Image or LongCat-Image-Edit.
+    """Return the pipeline's row, adapted to a checkpoint's base or turbo version.
+
+    For a klein base model, or a turbo version of Qwen-Image-2.1, Z-Image or LongCat-Image-Edit.
     """
     kind, index = KINDS[layout.family], layout.index
     if kind is _KLEIN_KIND and not index.flag("is_distilled", False):
@@ -207,8 +209,9 @@ def kind_of(layout: CheckpointLayout) -> Kind:
 
 
 def licence_of(layout: CheckpointLayout) -> str:
-    """Return a checkpoint's licence in one word: its README's, or else the one of its pipeline's
-    releases; or UNKNOWN.
+    """Return a checkpoint's licence in one word, or UNKNOWN.
+
+    From its README, or else its pipeline's releases.
     """
     words = read_card(layout.folder)
     if any(map(is_non_commercial, words)):
@@ -222,8 +225,9 @@ def licence_of(layout: CheckpointLayout) -> str:
 
 
 def few_steps_advice(job: ImageJob) -> tuple[str, ...]:
-    """Return a warning if a job uses a LoRA for few steps with other settings than its authors
-    recommend.
+    """Return a warning if a job uses a few-step LoRA with other settings than recommended.
+
+    By the LoRA's authors.
     """
     for lora in job.lora:
         name = lora.file.rpartition("/")[2]

@@ -41,14 +41,14 @@ class CheckpointEncoder(ConditionEncoder[Any]):
     """
 
     def __init__(self, layout: CheckpointLayout, place: LoadTarget, max_tokens: int = 0) -> None:
-        """`max_tokens`: of a text."""
+        """Open the encoders; `max_tokens`: of a text."""
         self.layout, self.place, self.max_tokens = layout, place, max_tokens
         self.encoder_runs = Counter()
         self._networks: dict[str, Any] = {}
         self._tokenizers: dict[str, Any] = {}
 
     def network(self, name: str) -> Any:
-        """An encoder about to run once; `encoder_runs` counts it."""
+        """Return an encoder for one run; `encoder_runs` counts it."""
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.encoder_runs[name] += 1
@@ -56,7 +56,7 @@ class CheckpointEncoder(ConditionEncoder[Any]):
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
-        """A tokenizer whose encoder has a row for each of its tokens, or a pictures' processor."""
+        """Return a tokenizer with a row in its encoder for each token, or a picture processor."""
         if name not in self._tokenizers:
             components = self.layout.components
             is_of_text = name.startswith("tokenizer")
@@ -65,7 +65,7 @@ class CheckpointEncoder(ConditionEncoder[Any]):
         return self._tokenizers[name]
 
     def identity(self, *names: str) -> list[str]:
-        """Digests of components' files."""
+        """Return the digests of components' files."""
         return [self.layout.identity_of(name) for name in names]
 
     def release(self) -> None:
@@ -85,13 +85,13 @@ class CheckpointEncoder(ConditionEncoder[Any]):
         return False
 
     def digest_of(self, **parts: Any) -> str:
-        """A digest of `parts` and of what shapes every embedding: dtype, device, libraries."""
+        """Return a digest of `parts` and all that shapes embeddings (dtype, device, libraries)."""
         place = self.place
         return self.layout.encoding_key(place.dtype_name, device_class(place.device), **parts)
 
 
 def device_class(device: torch.device) -> str:
-    """The kind of device that decides a kernel's rounding: the CPU, or a GPU's name."""
+    """Return the device kind that decides a kernel's rounding: the CPU, or a GPU's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -118,7 +118,7 @@ class HunyuanPrompts(CheckpointEncoder):
             text=text,
             files=self.identity("text_encoder", "tokenizer"),
             template=[self.system_message, TEMPLATE_TOKENS, self.max_tokens, SKIPPED_LAYERS],
-            # A prompt that quotes nothing never meets the glyph encoder.
+            # A prompt without quoted text never uses the glyph encoder.
             glyph=glyph if extract_glyph_texts(text) is not None else None,
         )
 
@@ -161,7 +161,7 @@ class HunyuanPrompts(CheckpointEncoder):
 
 
 def _valid(states_1NW: Tensor, mask_1N: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of real tokens, in front of the padding, on the CPU [N, W]."""
+    """Return the rows of real tokens, before the padding, on the CPU [N, W]."""
     count = int(mask_1N[0].sum())
     assert bool(mask_1N[0, :count].all()), "tokens are padded on the right"
     return states_1NW[0, :count].to(dtype).cpu().clone()
@@ -170,7 +170,7 @@ def _valid(states_1NW: Tensor, mask_1N: Tensor, dtype: torch.dtype) -> Tensor:
 class WanPrompts(CheckpointEncoder):
     """The `ConditionEncoder` of texts: `text` [N, W].
 
-    Called directly the library would cut at 226 tokens; its pipeline asks for 512.
+    Called directly, the library would cut at 226 tokens; its pipeline asks for 512.
     """
 
     def key(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""HunyuanVideo-1.5: its guider, and its transformer's modules in an order of our own.
+"""HunyuanVideo-1.5: its guider, and its transformer's modules in our own order.
 
 The library's forward takes padded text and masks, as its pipeline gives them. Ours runs the same
 modules over valid tokens only: what depends on the job alone (rotary tables, glyph tokens, their
@@ -25,7 +25,7 @@ from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, Branch, BranchInputs
 from hyimg_cli.spec.job import VideoJob
 
-# Model input [B, 2C + 1, F, Y, X], timestep [B], and the next one where the network wants it.
+# Model input [B, 2C + 1, F, Y, X], timestep [B], and the next one if the network reads it.
 Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
@@ -76,8 +76,9 @@ def hoisted_forward(
     Equal to the library's but for rounding: masked tokens take no part in either. Source: `forward`
     of diffusers' HunyuanVideo15Transformer3DModel.
     """
-    # The same at every step: the encoder's text rows, what marks rows of text, glyphs and pictures,
-    # rotary tables, and the finished rows of pictures and glyphs, which do not see the timestep.
+    # Equal at every step: the encoder's text rows, the marks of text, glyph and picture rows,
+    # rotary tables, and the finished rows of pictures and glyphs, which do not depend on the
+    # timestep.
     text_1NM = embedding.tensors[TEXT][None].to(like_1CFYX)
     kinds = torch.arange(3, device=like_1CFYX.device)
     of_text_M, of_glyphs_M, of_pictures_M = network.cond_type_embed(kinds)
@@ -137,7 +138,7 @@ class HunyuanVideo15(DiffusersVideo):
 
     def new_branch(self, inputs: BranchInputs) -> Branch:
         (network,) = self.networks
-        # What depends on the job alone is computed now.
+        # Everything that depends on the job alone is computed now.
         self.place.bring(network)
         like_1CFYX = torch.empty(
             self.latents_shape(inputs.job), dtype=network.dtype, device=self.device

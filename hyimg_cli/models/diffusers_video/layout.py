@@ -36,7 +36,7 @@ _CONFIGS = {
     "image_processor": "preprocessor_config.json",
     "feature_extractor": "preprocessor_config.json",
 }
-# What the tensors of one block begin with.
+# The start of the names of one block's tensors.
 _BLOCK = re.compile(r"\D+?\.\d+\.")
 _WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "processor", "text_processor", *_CONFIGS)
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
@@ -73,26 +73,26 @@ FAMILIES = {
     f"Wan{_START}": WAN,
 }
 _OPTIONAL = frozenset({"transformer_2"})
-# What encoders make counts as made otherwise where the format or a version is another.
+# An encoder's results are recomputed if the format or a version differs.
 _ENCODING_FORMAT = 1
 _LIBRARIES = ("torch", "transformers", "diffusers", "tokenizers")
-# Networks that read the picture a video starts from: of an i2v pipeline alone, Wan 2.2's has none.
+# Networks that read a video's start picture: only in an i2v pipeline, and not in Wan 2.2's.
 _OF_PICTURES = frozenset({"image_encoder", "image_processor", "feature_extractor"})
 _OF_ANOTHER_LAYOUT = (
     "use the edition for diffusers, for example "
     "Wan-AI/Wan2.1-T2V-1.3B-Diffusers or hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v"
 )
 _OTHER_FILES = "download the checkpoint again with all its JSON files, or use another edition of it"
-# A tile is 256 pixels, and shares 64 with the next one; half a tile, half of them: all of these are
-# whole latent cells.
+# A tile is 256 pixels and overlaps the next one by 64; half a tile is half of both. All of these
+# are whole latent cells.
 _SHARED_PIXELS = 32
-# Of a picture's latents: four frames to each latent one.
+# For a picture's latents: four frames per latent frame.
 _MASK_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Component:
-    """One part of a checkpoint: its folder, and the library and class that it is for."""
+    """One part of a checkpoint: its folder, and its library and class."""
 
     folder: Path
     library: str
@@ -104,7 +104,7 @@ class Component:
 
     @property
     def stem(self) -> str:
-        """Name of its weight files, before `.safetensors`."""
+        """The name of its weight files, before `.safetensors`."""
         return _STEMS[self.library]
 
     @property
@@ -116,7 +116,7 @@ class Component:
         return Config.read(self.folder / _CONFIGS.get(self.name, "config.json"))
 
     def identity(self) -> str:
-        """A digest of everything in it that shapes what it computes."""
+        """A digest of everything in it that affects its results."""
         if self.has_weights:
             return checkpoint.fingerprint(self.folder, self.stem)
         files = sorted(f for f in self.folder.glob("*") if f.suffix in _TOKENIZER_SUFFIXES)
@@ -127,7 +127,7 @@ class Component:
         return checkpoint.tensor_index(self.folder, self.stem)
 
     def known_tensors(self) -> dict[str, checkpoint.TensorInfo]:
-        """Return the same; none of files that are missing."""
+        """Return the headers of its weight files, without missing files."""
         try:
             return self.tensors()
         except CheckpointError:
@@ -157,7 +157,7 @@ class Component:
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """A checkpoint's family and components, each checked to be one that we know how to load."""
+    """A checkpoint's family and components, each checked to be one that hyimg can load."""
 
     folder: Path
     family: str
@@ -166,7 +166,7 @@ class CheckpointLayout:
 
     @property
     def starts_from_pictures(self) -> bool:
-        """True if its pipeline is one of image-to-video."""
+        """True if its pipeline is an image-to-video one."""
         return str(self.index.values["_class_name"]).endswith(_START)
 
     @property
@@ -176,7 +176,7 @@ class CheckpointLayout:
 
     @property
     def boundary_ratio(self) -> float | None:
-        """Noise level from which on Wan 2.2's second transformer works; None of one alone."""
+        """The noise level from which Wan 2.2's second transformer works; None without one."""
         name = "boundary_ratio"
         return self.index.number(name) if self.index.has(name) else None
 
@@ -189,11 +189,11 @@ class CheckpointLayout:
 
     @cached_property
     def identity_of(self) -> Callable[[str], str]:
-        """A component's digest by its name; its files are read once."""
+        """Return a component's digest by its name; its files are read once."""
         return cache(lambda name: self.components[name].identity())
 
     def encoding_key(self, dtype: str, device: str, **parts: Any) -> str:
-        """Return a digest of `parts` and of what decides everything that encoders make.
+        """Return a digest of `parts` and of everything that decides the encoders' results.
 
         `device`: "cpu" or a GPU's name, which decides a kernel's rounding.
         """
@@ -216,7 +216,10 @@ def is_in_layout(folder: Path) -> bool:
 
 
 def read_layout(folder: Path) -> CheckpointLayout:
-    """The checkpoint in `folder`. Raises CheckpointError for another pipeline or foreign code."""
+    """Read the checkpoint in `folder`.
+
+    Raises CheckpointError for another pipeline or foreign code.
+    """
     if not is_in_layout(folder):
         what = f"{INDEX} is missing, so this is not a checkpoint in diffusers' layout"
         raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
@@ -238,7 +241,7 @@ def read_layout(folder: Path) -> CheckpointLayout:
 
 
 def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Component:
-    """The part that model_index.json names, of one of `classes`. Raises CheckpointError."""
+    """Return the part in model_index.json, of one of `classes`. Raises CheckpointError."""
     match entry:
         case [str(library), str(class_name)] if library in _STEMS and class_name in classes:
             pass
@@ -254,7 +257,7 @@ def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Comp
 
 
 def shift_name(scheduler: Component) -> str:
-    """The scheduler's own name of its flow shift."""
+    """Return the scheduler's own name for its flow shift."""
     return "shift" if scheduler.class_name == "FlowMatchEulerDiscreteScheduler" else "flow_shift"
 
 
@@ -263,7 +266,7 @@ def refuse_quantized(layout: CheckpointLayout) -> None:
     for component in layout.components.values():
         if not component.has_weights:
             continue
-        # A library would load it by a quantizer of its own, which nothing here was tested with.
+        # A library would load it with its own quantizer, which has not been tested here.
         method = component.config().table("quantization_config", {})
         if method.values:
             how = method.text("quant_method", "unnamed")
@@ -304,7 +307,7 @@ def _find_hunyuan_faults(layout: CheckpointLayout, network: Config, vae: Config)
 def _find_wan_faults(layout: CheckpointLayout, network: Config, vae: Config) -> Iterator[str]:
     made = vae.count("z_dim", 16)
     reads_latents = layout.starts_from_pictures and not layout.expands_timesteps
-    # The library reads these numbers apart from each other.
+    # The library reads these numbers separately.
     cell, patch = vae.count("scale_factor_spatial", 8), vae.count("patch_size", 1)
     levels = len(vae.counts("dim_mult", (1,) * 4))
     halves = vae.flags("temperal_downsample", (False, True, True))

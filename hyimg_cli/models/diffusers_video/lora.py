@@ -91,7 +91,7 @@ def _component(lora: Lora, layout: CheckpointLayout) -> Component | None:
 
 
 class Adapters:
-    """The LoRAs that are on some transformers: those of one job at a time."""
+    """The LoRAs that are applied to some transformers, for one job at a time."""
 
     def __init__(
         self,
@@ -99,8 +99,9 @@ class Adapters:
         layout: CheckpointLayout,
         bring_home: Callable[[], object] = int,
     ) -> None:
-        """`networks`: the transformer, or the high-noise one and the low-noise one. `bring_home`:
-        their weights, before layers come and go.
+        """Start without LoRAs. `networks`: the transformer, or the high-noise and low-noise ones.
+
+        `bring_home` moves their weights to main memory before layers change.
         """
         self._networks, self._layout, self._bring_home = networks, layout, bring_home
         self._now: tuple[Lora, ...] = ()
@@ -128,7 +129,7 @@ class Adapters:
         self._now = loras
 
     def clear(self) -> None:
-        """Take every LoRA off: the layers are the loaded ones again."""
+        """Remove every LoRA: the layers are the loaded ones again."""
         self._now = ()
         for network in self._networks:
             if getattr(network, "peft_config", None):
@@ -140,11 +141,11 @@ class Adapters:
         network = self._networks[-1 if lora.on == "low" else 0]
         pairs, scales = _read_pairs(file, part, self._layout.family, network)
         with warnings.catch_warnings():
-            # The warning that one exists already, which is intended.
+            # The warning that an adapter already exists, which is intended.
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
             network.load_lora_adapter(pairs, adapter_name=name, prefix="transformer", **scales)
-        # Matrices as the file has them: peft gives them the dtype of their layer's weight, which in
-        # 8 bits would round them, and which no product is made in.
+        # Matrices as in the file. peft gives them the dtype of their layer's weight, which in 8
+        # bits would round them, and which has no products.
         for key, tensor in pairs.items():
             layer, _, matrix = key.removeprefix(PREFIX).rpartition(".lora_")
             side, _, kind = matrix.partition(".")
@@ -158,12 +159,12 @@ class Adapters:
 def _read_pairs(
     file: Path, part: Component, family: str, network: Any = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return a file's tensors by the library's names, and what it says of alpha.
+    """Return a file's tensors by the library's names, and its alpha values.
 
     Each half of a pair fits a layer of `part`. `network`: adds zeros for its layers that a file for
     text-to-video lacks. Raises CheckpointError.
     """
-    import diffusers  # slow: a pipeline's text encoder comes with it
+    import diffusers  # slow: it imports a pipeline's text encoder
 
     library: Any = getattr(diffusers, {WAN: "WanPipeline"}.get(family, family), None)
     with readable(file), safetensors.safe_open(file, framework="pt") as opened:
@@ -185,7 +186,7 @@ def _read_pairs(
         else:
             try:
                 made = library.lora_state_dict(pairs, return_alphas=True)
-                # FLUX.1's loader leaves some alphas apart.
+                # FLUX.1's loader leaves some alphas separate.
                 pairs, alphas = made if isinstance(made, tuple) else (made, None)
             except (ValueError, KeyError, RuntimeError, AttributeError) as error:
                 why = f"its names cannot be converted ({error})"
@@ -200,7 +201,7 @@ def _read_pairs(
 
 
 def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, TensorInfo]) -> bool:
-    """True for half of a pair that fits a layer, or the bias of one."""
+    """Return True for half of a pair that fits a layer, or its bias."""
     stem, _, half = name.removeprefix(PREFIX).partition(".lora_")
     weight, down = layers.get(f"{stem}.weight"), pairs.get(f"{PREFIX}{stem}{DOWN}")
     if weight is None or down is None or f"{PREFIX}{stem}{UP}" not in pairs:
@@ -222,7 +223,7 @@ def unapplied_tensors(file: Path) -> list[str]:
         names = set(opened.keys())
         for name in sorted(name for name in names if name.endswith(_DIFFERENCES)):
             layer = name.rpartition(".")[0]
-            # Applied are the bias of a pair's layer, and the head, which has one of its own.
+            # The bias of a pair's layer is applied, and so is the head, which has its own.
             is_head = layer.endswith("head.head") and f"{layer}.diff" in names
             has_pair = bool({f"{layer}.lora_down.weight", f"{layer}.lora_A.weight"} & names)
             is_applied = is_head or (has_pair and name.endswith(".diff_b"))
@@ -232,7 +233,7 @@ def unapplied_tensors(file: Path) -> list[str]:
 
 
 def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """HunyuanVideo's own names as the library's; alpha / rank multiplied into the second matrix."""
+    """Return tensors with the library's names; the second matrix is multiplied by alpha / rank."""
     layers: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("diffusion_model.")
@@ -252,7 +253,7 @@ def _from_hunyuan(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor
         down_RI, up_OR = parts["A.weight"], parts["B.weight"]
         if "alpha" in parts:
             up_OR = up_OR * (parts["alpha"].item() / down_RI.shape[0])
-        # Three layers of the refiner are one here.
+        # Three layers of the refiner are one layer here.
         stem, is_three, _ = target.partition("to_qkv")
         names = [f"{stem}to_{each}" for each in "qkv"] if is_three else [target]
         for name, up in zip(names, up_OR.chunk(len(names)), strict=False):

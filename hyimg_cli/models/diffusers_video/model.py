@@ -24,7 +24,7 @@ from hyimg_cli.models.latent_video import Branch, BranchInputs, BranchRunner, Sp
 from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
 
-# The number of a step and its branches' velocities to the one that the step takes.
+# From the number of a step and its branches' velocities to the velocity that the step takes.
 Guide = Callable[[int, Sequence[Tensor]], Tensor]
 
 
@@ -45,8 +45,8 @@ class LocalBranches:
 class Denoiser(LatentDenoiser):
     """Denoising of both families. Made for one job; nothing of it outlives the job.
 
-    Branches are begun with the first step that runs them: one that the step cache estimates asks no
-    rank.
+    Branches are begun with the first step that runs them. A step that the step cache estimates runs
+    on no rank.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Denoiser(LatentDenoiser):
         self.schedule = model.schedule(job)
         self.velocities = VelocityCache(job.step_cache, model.network_of(self.schedule))
         self._guide = model.guide(job, self.schedule)
-        # Drawn on the CPU in the dtype that the pipeline draws in: another dtype, other noise.
+        # Drawn on the CPU in the pipeline's dtype, because another dtype gives other noise.
         self._noise_1CFYX: Tensor = randn_tensor(
             model.latents_shape(job),
             generator=torch.Generator().manual_seed(job.seed),
             device=model.device,
             dtype=model.noise_dtype or self._dtype,
         )
-        # A branch for each text: the conditional one, and under CFG that of the negative prompt.
+        # A branch for each text: the conditional one, and under CFG the negative prompt's.
         self._inputs = [
             BranchInputs(job, embeddings[text], start=self._start) for text in model.texts(job)
         ]
@@ -110,17 +110,17 @@ class DiffusersVideo(SpreadModel):
     """A checkpoint whose networks and schedulers are the library's."""
 
     is_tiled_by_default, start_encoder = True, StartEncoder
-    # Whether sigmas are a straight line, not spaced by the scheduler's own rule.
+    # Whether sigmas are a straight line instead of the scheduler's own spacing.
     has_linear_sigmas: bool
-    # None: noise is drawn in the transformer's.
+    # None: noise is drawn in the transformer's dtype.
     noise_dtype: torch.dtype | None = None
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
-        """The last step's latents as they are decoded."""
+        """Return the last step's latents as they are decoded."""
         return latents_BCFYX
 
     def network_of(self, schedule: JobScheduler) -> list[int]:
-        """Number of the network that takes each step."""
+        """Return the number of the network for each step."""
         return [0] * len(schedule.levels)
 
     @abstractmethod
@@ -129,13 +129,13 @@ class DiffusersVideo(SpreadModel):
 
     @abstractmethod
     def guide(self, job: VideoJob, schedule: JobScheduler) -> Guide:
-        """How a job's branches make the velocity of each of its steps."""
+        """Return how a job's branches make the velocity of each of its steps."""
 
     @abstractmethod
     def new_branch(self, inputs: BranchInputs) -> Branch: ...
 
     def prepare(self, network: Any) -> None:
-        """Change a transformer that was just read to what the family runs."""
+        """Adapt a newly read transformer to the family's forward."""
 
     @cached_property
     def networks(self) -> list[Any]:
@@ -144,12 +144,12 @@ class DiffusersVideo(SpreadModel):
 
     @cached_property
     def adapters(self) -> Adapters:
-        """The LoRAs of the job at work."""
+        """The LoRAs of the current job."""
         return Adapters(self.networks, self.layout, self.place.release)
 
     @cached_property
     def context(self) -> SplitTokens:
-        """The transformers as ranks share their tokens."""
+        """The context in which ranks share the transformers' tokens."""
         by_token = self.layout.expands_timesteps
         return SplitTokens(self.networks, self.device, by_token=by_token)
 
@@ -181,7 +181,7 @@ class DiffusersVideo(SpreadModel):
         return self.new_branch(inputs)
 
     def schedule(self, job: VideoJob) -> JobScheduler:
-        """A scheduler of the job's own."""
+        """Return a scheduler for the job alone."""
         return JobScheduler(
             self.layout.components["scheduler"], job, self.device, is_linear=self.has_linear_sigmas
         )

@@ -35,10 +35,9 @@ def load_network(
     choice: ModelChoice,
     prepare: Callable[[Any], object] = id,
 ) -> Any:
-    """A transformer ready for inference; `prepare` is what the family does to one just read.
+    """Return a transformer ready for inference; `prepare` adapts it after reading.
 
-    Raises CheckpointError, MachineError for a package or a kernel that is not here, or
-    torch.OutOfMemoryError.
+    Raises CheckpointError, MachineError for a missing package or kernel, or torch.OutOfMemoryError.
     """
     options: dict[str, Any] = {}
     if choice.quantization == "nf4":
@@ -47,14 +46,14 @@ def load_network(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=place.dtype
         )
     elif choice.quantization == "fp8":
-        # Norms and embeddings stay as they are: the library's own choice.
+        # Norms and embeddings stay unchanged, as the library does.
         options["prepare"] = lambda network: network.enable_layerwise_casting(
             storage_dtype=torch.float8_e4m3fn, compute_dtype=place.dtype
         )
     network = load_weights(component, place, **options)
     prepare(network)
     try:
-        # Always: what an earlier run has set is the library's default from then on.
+        # Set every time: an earlier run's choice has become the library's default.
         network.set_attention_backend(choice.attention_backend)
     except (ImportError, RuntimeError, ValueError) as error:
         raise MachineError(
@@ -70,10 +69,13 @@ def load_network(
 
 
 class SplitTokens:
-    """The transformers of one checkpoint on this rank, whole or with their part of the tokens."""
+    """The transformers of one checkpoint on this rank, whole or with its part of the tokens."""
 
     def __init__(self, networks: Sequence[Any], device: torch.device, *, by_token: bool) -> None:
-        """`by_token`: each token has its own timestep (the 5B model of 2.2)."""
+        """Keep the transformers whole.
+
+        `by_token`: each token has its own timestep (2.2's 5B model).
+        """
         self._networks, self._device = networks, device
         self._left_out = () if by_token else ("",)
         self._mesh: DeviceMesh | None = None
@@ -84,26 +86,26 @@ class SplitTokens:
         if self._mesh is None:
             with loopback():
                 self._mesh = init_device_mesh(self._device.type, (1, ranks), mesh_dim_names=_MESH)
-        # The library's own call in its own hook is what warns.
+        # A call of the library's own hook causes the warning.
         warnings.filterwarnings("ignore", ".*all_gather_tensor", FutureWarning, "diffusers.hooks")
         for network in self._networks:
             own = ContextParallelConfig(ulysses_degree=ranks, mesh=self._mesh)
             config = ParallelConfig(context_parallel_config=own)
             config.setup(self._mesh.get_rank(), ranks, self._device, mesh=self._mesh)
-            # The library's way to a mesh asks for an accelerator, and divides by their number.
+            # The library's way to make a mesh needs an accelerator, and divides by their number.
             network._resolve_parallel_config = lambda _, resolved=config: resolved
             network.enable_parallelism(config=config, cp_plan=self._plan(network))
         self._is_split = True
 
     def whole(self) -> None:
-        """Undo `split`. A LoRA may put another layer in the place of one that gathers tokens."""
+        """Undo `split`. A LoRA may replace a layer that gathers tokens."""
         if self._is_split:
             for network in self._networks:
                 remove_context_parallel(network, self._plan(network))
         self._is_split = False
 
     def forget(self) -> None:
-        """Forget the ranks, which are gone; others form another group."""
+        """Forget the ranks after they have ended; new ones form another group."""
         self._mesh = None
 
     def _plan(self, network: Any) -> dict[str, Any]:

@@ -46,12 +46,12 @@ _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
 _MAX_RATIO = 4.0
 _MOST_PIXELS = 8192
-# Of the released autoencoders, counted without a GPU; others are taken to be as they are.
+# Of the released autoencoders, counted without a GPU; others are assumed to be the same.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
 WAN_DECODE = DecodeWork(per_pixel=10_500)
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
-_HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # where the configuration does not say
+_HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # used if the configuration lacks it
 # A multiplication and its addition.
 _MAC = 2
 # Queries with keys, and their weights with values.
@@ -62,7 +62,7 @@ _TOKEN_WIDTHS = 25
 
 
 class DiffusersFolder:
-    """A checkpoint folder, its weights unread."""
+    """A checkpoint folder, whose weights are not read."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
@@ -100,7 +100,7 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
     A template adds a few tokens, so a text that is barely too long is cut, with a note in its line.
     """
     if not (folder / "tokenizer" / "tokenizer.json").exists():
-        return  # it is kept in another form
+        return  # it is stored in another form
     tokenizer = _read_tokenizer(folder / "tokenizer")
     for name, text in zip(("prompt", "negative_prompt"), job.texts, strict=False):
         count = len(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -190,7 +190,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         fps=24,
         # Distilled to few steps, by its own training; its authors say 8 or 12.
         num_inference_steps=12 if is_distilled else 50,
-        # 1, which is none, where the guider is switched off (a distilled checkpoint).
+        # 1, which means none, if the guider is switched off (a distilled checkpoint).
         guidance_scale=guider.number("guidance_scale", 6.0) if guider.flag("enabled", True) else 1,
         flow_shift=_shift(layout, _SHIFT_OF_TARGET.get(target, 5.0)),
     )
@@ -218,7 +218,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
     start = _wan_start(layout)
     return VideoCard(
         model=model,
-        # The pipeline asks for 16, the patches for more where a latent cell is 16 pixels.
+        # The pipeline requires 16, the patches more if a latent cell is 16 pixels.
         size_multiple=max(16, cell * wan_patch(network)[1]),
         pixels_per_cell=cell,
         frame_stride=vae.count("scale_factor_temporal", 4),
@@ -258,7 +258,7 @@ def _wan_start(layout: CheckpointLayout) -> StartRule | None:
 
 
 def _wan_defaults(layout: CheckpointLayout, start: StartRule | None) -> VideoDefaults:
-    """Wan 2.1's, those of the 2.2 pair (720p, two scales), or of the 2.2 5B (24 fps)."""
+    """Return the defaults of Wan 2.1, the 2.2 pair (720p, two scales), or the 2.2 5B (24 fps)."""
     plain = VideoDefaults(
         size=Size(480, 832),
         num_frames=81,
@@ -280,7 +280,7 @@ def _wan_defaults(layout: CheckpointLayout, start: StartRule | None) -> VideoDef
         )
     if start is None:
         return plain
-    # Only the shift tells the 720p checkpoint of 2.1 from the 480p one.
+    # Only the shift distinguishes the 720p checkpoint of 2.1 from the 480p one.
     is_large = start.fewest == 2 or plain.flow_shift >= _SHIFT_OF_720P
     return replace(
         plain,
@@ -295,7 +295,7 @@ def _shift(layout: CheckpointLayout, otherwise: float) -> float:
 
 
 def wan_patch(network: Config) -> tuple[int, ...]:
-    """Frames, rows and columns of cells that are a token of Wan's transformer."""
+    """Return the frames, rows and columns of cells in a token of Wan's transformer."""
     return network.counts("patch_size", (1, 2, 2), length=3)
 
 
@@ -315,11 +315,11 @@ def hunyuan_forward(network: Config) -> ForwardWork:
 
 
 def wan_forward(network: Config) -> ForwardWork:
-    """A forward of Wan: blocks of self-attention, and of cross-attention to the text's 512 rows."""
+    """Return a forward of Wan: self-attention, and cross-attention to the text's 512 rows."""
     heads = network.count("num_attention_heads", _WAN_HEADS)
     width = heads * network.count("attention_head_dim", 128)
     layers, cells = network.count("num_layers", _WAN_BLOCKS), math.prod(wan_patch(network))
-    # Self-attention has four matrices; of the other's, keys and values are the text's own.
+    # Self-attention has four matrices; in cross-attention, keys and values come from the text.
     weights = (4 + 2) * width**2 + 2 * width * network.count("ffn_dim", 13824)
     across = _PRODUCTS * WAN_MAX_TOKENS * width
     channels = network.count("in_channels", 16) + network.count("out_channels", 16)

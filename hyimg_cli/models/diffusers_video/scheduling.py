@@ -13,8 +13,8 @@ from hyimg_cli.models.diffusers_video.layout import Component, shift_name
 from hyimg_cli.models.diffusers_video.weights import configured
 from hyimg_cli.spec.job import VideoJob
 
-# What `step` changes in either class. A test compares every attribute of a restored scheduler with
-# one that was never interrupted, so that none is forgotten.
+# The attributes that `step` changes in either class. A test compares every attribute of a restored
+# scheduler with one that was never interrupted.
 _REMEMBERED = (
     "_step_index",
     "lower_order_nums",
@@ -31,9 +31,11 @@ class JobScheduler:
     def __init__(
         self, component: Component, job: VideoJob, device: torch.device, *, is_linear: bool
     ) -> None:
-        """`is_linear` passes HunyuanVideo-1.5's straight line of sigmas; else the class decides.
+        """Make the scheduler's steps; `is_linear` spaces sigmas in HunyuanVideo-1.5's straight
+        line.
 
-        `euler` takes Euler's steps along that line, to which models are distilled, with any class.
+        Otherwise the class decides. `euler` takes Euler steps along that line, to which models are
+        distilled, with any class.
         """
         is_euler, steps = job.scheduler == "euler", job.num_inference_steps
         if is_euler:
@@ -46,14 +48,14 @@ class JobScheduler:
             scheduler.set_timesteps(sigmas=np.linspace(1.0, 0.0, steps + 1)[:-1])
         else:
             scheduler.set_timesteps(steps)
-        # Without a begin index the first step looks its timestep up, on the host.
+        # Without a begin index, the first step looks up its timestep on the host.
         scheduler.set_begin_index(0)
         self.levels: list[float] = scheduler.timesteps.tolist()
         self.sigmas: list[float] = scheduler.sigmas.tolist()
         self.move_to(device)
 
     def move_to(self, device: torch.device) -> None:
-        """Move all that a step reads to the device, once, so that no step waits for the GPU."""
+        """Move everything that a step reads to the device once, so that no step waits for it."""
         scheduler: Any = self.scheduler
         scheduler.sigmas = scheduler.sigmas.to(device)
         scheduler.timesteps = scheduler.timesteps.to(device)
@@ -83,7 +85,10 @@ class JobScheduler:
         return kept
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """Restore `state` from after step `index - 1`. Raises ValueError for another step's."""
+        """Restore `state` from after step `index - 1`.
+
+        Raises ValueError for another step's state.
+        """
         if "_step_index" not in state or int(state["_step_index"]) != index:
             raise ValueError(f"not the state of the scheduler at step {index}")
         for name in _REMEMBERED:
@@ -95,7 +100,9 @@ class JobScheduler:
                 setattr(self.scheduler, name, self._back(state[name]))
 
     def _back(self, kept: Tensor | None) -> Tensor | int | None:
-        """A counter or a tensor as the scheduler holds it: counters are kept on axis-less int32."""
+        """Return a counter or a tensor as the scheduler holds it; counters are saved as scalar
+        int32.
+        """
         if kept is None:
             return None
         return int(kept) if kept.dtype == torch.int32 else kept.to(self.device, copy=True)

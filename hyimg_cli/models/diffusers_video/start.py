@@ -42,7 +42,7 @@ class StartEncoder(CheckpointEncoder):
         *,
         is_tiled: bool,
     ) -> None:
-        """`place` is that of the image encoder; the VAE is the model's own."""
+        """Open the encoder. `place`: of the image encoder; the VAE is the model's own."""
         super().__init__(layout, place)
         self.sees_crop = layout.family == HUNYUAN_VIDEO15
         self.has_mask = not (self.sees_crop or layout.expands_timesteps)
@@ -52,7 +52,7 @@ class StartEncoder(CheckpointEncoder):
         self._vae, self.is_tiled = vae, is_tiled
 
     def views(self, job: VideoJob, digests: Sequence[str]) -> tuple[ImageConditioning, ...]:
-        """The job's pictures as the transformer reads them; none of a job without."""
+        """Return the job's pictures as the transformer reads them; empty without pictures."""
         if not job.images:
             return ()
         images = tuple(zip(job.images, digests, strict=True))
@@ -104,7 +104,7 @@ class StartEncoder(CheckpointEncoder):
         return states.clone()
 
     def _latents(self, pictures: Sequence[Pixels], view: ImageConditioning) -> Tensor:
-        """Encoded as one video, grey between the pictures."""
+        """Return latents of the pictures encoded as one video, grey between them."""
         first, *last = [self.frame(pixels, view) for pixels in pictures]
         grey_frames = max(0, view.num_frames - len(pictures))
         grey = first.new_zeros(*first.shape[:2], grey_frames, *first.shape[3:])
@@ -119,7 +119,7 @@ class StartEncoder(CheckpointEncoder):
 def read_given(
     images: Sequence[tuple[str, str]], *, keeps_alpha: bool = False
 ) -> tuple[list[SourceImage], tuple[str, ...]]:
-    """Pictures by path and sha256, with what reading them changed. Raises SourceImageError."""
+    """Read pictures by path and sha256, with notes on changes. Raises SourceImageError."""
     pictures = []
     for path, expected in images:
         pictures.append(read_image(Path(path), keeps_alpha=keeps_alpha))
@@ -150,7 +150,7 @@ def _fitted(pixels: Pixels, view: ImageConditioning) -> Pixels:
 
 
 def crop_to(pixels: Pixels, size: Size) -> Pixels:
-    """`pixels` scaled (Lanczos) until they cover `size`, then cut to it around the centre.
+    """Return `pixels` scaled (Lanczos) to cover `size`, then cropped to it around the centre.
 
     Source: diffusers, `VaeImageProcessor._resize_and_crop`, which rounds down at each step.
     """

@@ -20,8 +20,9 @@ from hyimg_cli.tiling.decode import TiledVae
 
 
 class VideoVae(TiledVae):
-    """A VAE in the pieces that a tiled decode is made of; `module`: the library's autoencoder. The
-    first latent frame gives one frame, every other `stride`.
+    """A VAE in the parts of a tiled decode; `module`: the library's autoencoder.
+
+    The first latent frame gives one frame, every other one gives `stride`.
     """
 
     def __init__(self, module: Any, tiling: TileRule, stride: int) -> None:
@@ -29,24 +30,24 @@ class VideoVae(TiledVae):
         self.tile_channels = int(module.config.out_channels)
 
     def tile_frames(self, latent_frames: int) -> int:
-        """Frames decoded from `latent_frames`."""
+        """Return the number of frames decoded from `latent_frames`."""
         return (latent_frames - 1) * self._stride + 1
 
     def stream(self, latents_BCFYX: Tensor) -> Iterator[Tensor]:
-        """What `decode_tile` gives, in pieces as they come: one where it needs all frames."""
+        """Yield the result of `decode_tile` in pieces; one piece if it needs all frames."""
         yield self.decode_tile(latents_BCFYX)
 
     @abstractmethod
     def unscaled(self, latents_BCFYX: Tensor) -> Tensor:
-        """A denoiser's latents in the VAE's scale and dtype, on its device."""
+        """Return a denoiser's latents in the VAE's scale and dtype, on its device."""
 
     @abstractmethod
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Frames in -1..1 as latents in the denoiser's scale."""
+        """Return frames in -1..1 as latents in the denoiser's scale."""
 
     @torch.no_grad()
     def most_likely(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """The mode of what the library's encoder says; tiled like the decode, or whole."""
+        """Return the mode of the library's encoder output; tiled like the decode, or whole."""
         vae = self.module
         (vae.enable_tiling if is_tiled else vae.disable_tiling)()
         latents: Tensor = vae.encode(pixels_BCTHW.to(vae.device, vae.dtype)).latent_dist.mode()
@@ -74,13 +75,13 @@ class HunyuanVae(VideoVae):
         return latents / float(self.module.config.scaling_factor)
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Frames in -1..1 as latents in the denoiser's scale."""
+        """Return frames in -1..1 as latents in the denoiser's scale."""
         latents = self.most_likely(pixels_BCTHW, is_tiled=is_tiled)
         return latents * float(self.module.config.scaling_factor)
 
     @torch.no_grad()
     def decode_tile(self, latents_BCFYX: Tensor) -> Tensor:
-        """One tile decoded, [B, C, T, H, W]."""
+        """Return one decoded tile, [B, C, T, H, W]."""
         pixels_BCTHW: Tensor = self.module.decoder(latents_BCFYX)
         return pixels_BCTHW
 
@@ -104,7 +105,7 @@ class WanVae(VideoVae):
         return latents / inverse.to(latents) + mean.to(latents)
 
     def encoded(self, pixels_BCTHW: Tensor, *, is_tiled: bool) -> Tensor:
-        """Frames in -1..1 as latents in the denoiser's scale, in float32 as in the pipeline."""
+        """Return frames in -1..1 as latents in the denoiser's scale, in float32 as upstream."""
         with _feature_cache(self.module):
             found = self.most_likely(pixels_BCTHW, is_tiled=is_tiled).float()
         mean, inverse = self._scale()
@@ -138,7 +139,7 @@ class WanVae(VideoVae):
                 )
 
     def finish(self, merged_BCTHW: Tensor) -> Tensor:
-        """The picture of the merged tiles: patches unfolded, values clamped to [-1, 1]."""
+        """Return the picture of the merged tiles: patches unfolded, values clamped to [-1, 1]."""
         if self.patch > 1:
             merged_BCTHW = unpatchify(merged_BCTHW, self.patch)
         return merged_BCTHW.clamp(-1.0, 1.0)
@@ -165,7 +166,7 @@ def causal_mask(
     return mask_SS if batch_size is None else mask_SS.expand(batch_size, -1, -1)
 
 
-# Largest first, so a rank's tiles of one shape follow each other; 126 MB for a whole tile of 121
+# Largest first, so that a rank's tiles of one shape are consecutive; 126 MB for a whole tile of 121
 # frames in bfloat16.
 @lru_cache(maxsize=2)
 def _causal_mask(n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device) -> Tensor:

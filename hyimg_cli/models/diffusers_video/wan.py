@@ -1,6 +1,6 @@
 """Wan 2.1 and 2.2: diffusers' own transformer forward, one transformer or two.
 
-Its forward reads nothing back and takes no mask; only the scheduler's step needed help.
+Its forward reads nothing back and takes no mask; only the scheduler's step needed a change.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns, N text tokens, M width
@@ -25,7 +25,7 @@ class Wan(DiffusersVideo):
 
     prompt_encoder, vae_class = WanPrompts, WanVae
     has_linear_sigmas = False
-    # Whatever the transformer's: the latents stay so to the end.
+    # In any transformer dtype: the latents stay in float32 to the end.
     noise_dtype = torch.float32
 
     def finished(self, latents_BCFYX: Tensor, start: Mapping[str, Tensor]) -> Tensor:
@@ -52,10 +52,10 @@ class Wan(DiffusersVideo):
         return guide
 
     def new_branch(self, inputs: BranchInputs) -> Branch:
-        """Which network takes a step is known on the host, beforehand."""
+        """The network of a step is known on the host in advance."""
         at_step = self.network_of(self.schedule(inputs.job))
         dtype, by_patch = self.networks[0].dtype, self.layout.expands_timesteps
-        # The text's tokens and zeros up to 512, all of which are attended to.
+        # The text's tokens and zeros up to 512; the model attends to all of them.
         valid_NM = inputs.embedding.tensors[TEXT].to(self.device, dtype)
         text_1NM = fun.pad(valid_NM, (0, 0, 0, WAN_MAX_TOKENS - len(valid_NM)))[None]
         start = {name: part.to(self.device, dtype) for name, part in inputs.start.items()}
@@ -73,7 +73,7 @@ class Wan(DiffusersVideo):
                 in_frame = -(-height // 2) * -(-width // 2)
                 timestep_B = timestep_B.float()[:, None].repeat(1, frames * in_frame)
                 if condition is not None:
-                    # Nothing is left to denoise in the first latent frame.
+                    # The first latent frame is already denoised.
                     latents_BCFYX = _from_first(condition, latents_BCFYX)
                     timestep_B[:, :in_frame] = 0
             elif condition is not None:
@@ -99,5 +99,5 @@ class Wan(DiffusersVideo):
 
 
 def _from_first(picture_CFYX: Tensor, latents_BCFYX: Tensor) -> Tensor:
-    """Latents with a picture's in the place of their first frame."""
+    """Return latents with their first frame replaced by a picture's."""
     return torch.cat([picture_CFYX[None, :, :1], latents_BCFYX[:, :, 1:]], dim=2)

@@ -38,7 +38,7 @@ _FEW = 500
 _WIDTHS = re.compile(r"(?<!attn_)(size|dim|dims|channels|heads|d_model|d_ff|d_kv)$")
 _ANY_CLASS = ConfigDict(arbitrary_types_allowed=True)
 _Three = Field(min_length=3, max_length=3)
-# Of files that transformers takes as they are: of tokenizers, and of processors of pictures.
+# Files that transformers reads unchecked: of tokenizers, and of picture processors.
 _OF_TOKENIZERS: dict[str, Any] = {"model_max_length": PositiveFloat | None}
 _OF_PICTURES: dict[str, Any] = {
     "image_mean": Annotated[list[FiniteFloat], _Three],
@@ -50,7 +50,7 @@ _OF_PICTURES: dict[str, Any] = {
 }
 _READ = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _Count = Annotated[int, Field(gt=0, le=64)]
-# Of those that cut pictures into patches: a size is a number of pixels.
+# Of modules that cut pictures into patches: a size is a number of pixels.
 _OF_PATCHES: dict[str, Any] = _OF_PICTURES | {
     **dict.fromkeys(("patch_size", "temporal_patch_size", "merge_size"), _Count),
     **dict.fromkeys(("min_pixels", "max_pixels"), Annotated[int, Field(gt=0)] | None),
@@ -71,16 +71,16 @@ class Offload:
     def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
         self._device, self._in_groups = device, in_groups
         self._networks: tuple[nn.Module, ...] = ()
-        # Its tensors, and what they held in main memory.
+        # A network's tensors, and their data in main memory.
         self._at_home: list[tuple[Tensor, Tensor]] = []
 
     def group(self, network: nn.Module) -> None:
-        """Have a network's blocks come by themselves from now on, if that was asked for."""
+        """Bring a network's blocks one at a time from now on, if requested."""
         if not self._in_groups:
             return
         for block in _blocks(network):
             # One by one: the library takes lists of blocks, and moves the other parts when the
-            # module is called as a whole, which not every forward of ours does.
+            # module is called as a whole, which not all of our forwards do.
             alone = nn.Module()
             alone.blocks = nn.ModuleList([block])
             apply_group_offloading(
@@ -97,7 +97,7 @@ class Offload:
         self.release()
         self._networks = networks
         try:
-            # All of them but blocks that come by themselves.
+            # All of them except blocks that are brought one at a time.
             blocks = chain(*map(_blocks, networks)) if self._in_groups else ()
             alone = {id(tensor) for block in blocks for tensor in _tensors(block)}
             every = chain(*map(_tensors, networks))
@@ -110,7 +110,7 @@ class Offload:
             raise
 
     def release(self) -> None:
-        """Free what is on the device: it can be brought again."""
+        """Free what is on the device; it can be brought again."""
         for tensor, at_home in self._at_home:
             tensor.data = at_home
         self._at_home.clear()
@@ -131,11 +131,11 @@ def _tensors(network: nn.Module) -> chain[Tensor]:
 
 @dataclass(frozen=True)
 class LoadTarget:
-    """Where networks work, in which precision, and which of them are there at a time."""
+    """Where networks work, in which precision, and which of them are on the device at a time."""
 
     device: torch.device
     dtype: torch.dtype
-    # None: every network goes to the device when it is read, and stays.
+    # None: every network stays on the device once it is read.
     offload: Offload | None = None
 
     @property
@@ -147,7 +147,7 @@ class LoadTarget:
         return replace(self, dtype=torch.float32)
 
     def bring(self, *networks: nn.Module) -> None:
-        """Have networks on the device; called before each of their forwards."""
+        """Bring networks to the device; called before each of their forwards."""
         if self.offload is not None:
             self.offload.bring(*networks)
 
@@ -174,21 +174,21 @@ def load_target(choice: ModelChoice) -> LoadTarget:
 def check_weights(component: Component) -> int:
     """Return a component's parameter count. Raises CheckpointError for faulty files."""
     cls = component_class(component)
-    # Without tensors that the library itself says its class leaves in the file.
+    # Without tensors that, by the library, its class leaves in the file.
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     stored = component.tensors()
     kept = {n: stored[n] for n in stored if not any(re.search(one, n) for one in ignored)}
-    # Even without memory for their weights, modules that are not there take their time to build.
+    # Even without memory for weights, unused modules take time to build.
     _refuse_many(component.config(), max(len(kept), _FEW))
     module = empty_module(component)
-    # Released files may have names that the library's class had before.
+    # Released files may have names from earlier versions of the library's class.
     is_of_texts = component.library == "transformers"
     renamings = get_model_conversion_mapping(module) if is_of_texts else ()
     found = {_renamed(name, renamings): tensor for name, tensor in kept.items()}
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     tied = getattr(module, "_tied_weights_keys", None)
     for copy, source in tied.items() if isinstance(tied, dict) else ():
-        # One tensor of two names, stored once or twice: either is the whole weight.
+        # One tensor with two names, stored once or twice: either is the whole weight.
         if copy in expected and source in expected and (copy in found) != (source in found):
             expected.pop(copy if source in found else source)
     check_tensors(found, expected, component.folder, component.name, any_dtype=True)
@@ -229,7 +229,7 @@ def load_weights(
     `prepare` runs first; `options` go to the library. Tensors that its class keeps in float32 stay
     so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
-    # Networks that take turns on the device leave it to this one.
+    # Networks that take turns make room on the device for this one.
     place.release()
     refuse_special(component.folder)
     cls: Any = component_class(component)
@@ -258,7 +258,7 @@ def load_weights(
 
 
 def load_tokenizer(component: Component, encoder: Component | None) -> Any:
-    """A tokenizer whose `encoder` has a row for each of its tokens, or a processor of pictures."""
+    """Return a tokenizer with a row in `encoder` for each token, or a processor of pictures."""
     refuse_special(component.folder)
     cls: Any = component_class(component)
     own = [Config.read(component.folder / name, is_optional=True) for name in _READ]
@@ -278,7 +278,7 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
 
 
 def configured(component: Component, **changes: Any) -> Any:
-    """A scheduler or guider from its configuration file, with `changes` to it."""
+    """Return a scheduler or guider from its configuration file, with `changes` to it."""
     cls: Any = component_class(component)
     own = component.config()
     check_arguments(own, cls)
@@ -287,7 +287,7 @@ def configured(component: Component, **changes: Any) -> Any:
 
 
 def check_arguments(own: Config, cls: Any) -> None:
-    """Raise CheckpointError for a value of another kind than the class's constructor declares."""
+    """Raise CheckpointError for a value of a type that the class's constructor does not declare."""
     every = inspect.signature(cls.__init__, eval_str=True).parameters.values()
     parameters = [one for one in every if one.annotation is not one.empty]
     kinds = {one.name: one.annotation for one in parameters if one.name in own.values}
@@ -296,9 +296,9 @@ def check_arguments(own: Config, cls: Any) -> None:
 
 
 def check_values(own: Config, kinds: Mapping[str, Any]) -> None:
-    """Raise CheckpointError for a value that is not of its kind."""
+    """Raise CheckpointError for a value of the wrong type."""
     for name, kind in kinds.items():
-        if get_origin(kind) is tuple:  # `tuple[int]` is written for any number of them
+        if get_origin(kind) is tuple:  # `tuple[int]` is used for any number of them
             kind = list[get_args(kind)[0]]  # type: ignore[misc]
         try:
             if name in own.values:
@@ -309,13 +309,13 @@ def check_values(own: Config, kinds: Mapping[str, Any]) -> None:
 
 
 def component_class(component: Component) -> type[Any]:
-    """The library's class; `layout` has made sure that it is one that we know."""
+    """Return the library's class; `layout` has checked that it is a known one."""
     cls: type[Any] = getattr(importlib.import_module(component.library), component.class_name)
     return cls
 
 
 def empty_module(component: Component) -> Any:
-    """The module without memory for its weights."""
+    """Return the module without memory for its weights."""
     refuse_special(component.folder)
     cls: Any = component_class(component)
     own = component.config()
@@ -323,7 +323,7 @@ def empty_module(component: Component) -> Any:
         check_arguments(own, cls)
         with _described(component), torch.device("meta"):
             return cls.from_config(own.values)
-    # Values that transformers takes and cannot compute with.
+    # Values that transformers accepts but cannot compute with.
     own.text("model_type", "")
     for one in (own, own.table("text_config", {})):
         rope = one.table("rope_parameters" if one.has("rope_parameters") else "rope_scaling", {})
@@ -354,7 +354,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     """Return False for warnings that the libraries give for every released checkpoint.
 
     That guiders, attention backends and parallelism are experimental, that a setting
-    (`clip_output`) of Wan 2.2 5B is not read; and that texts are cut, which the result line says.
+    (`clip_output`) of Wan 2.2 5B is not read; and that texts are cut, which the result line
+    records.
     """
     return not any(text in record.getMessage() for text in _EXPECTED)
 

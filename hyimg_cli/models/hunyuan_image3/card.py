@@ -34,20 +34,20 @@ _SMALL_FILES = (
 )
 _BF16_BYTES = 2
 _HALVES = "vae.encoder.", "vae.decoder."
-# Sizes that the Instruct models append whatever the base size is.
+# Sizes that the Instruct models add for any base size.
 _EXTRA_SIZES = (Size(1024, 768), Size(1280, 720), Size(768, 1024), Size(720, 1280))
-# Of a group of 16 rows (`kernels.experts`), at most.
+# Maximum number of rows that fill up a group of 16 (`kernels.experts`).
 _FP8_FILLED_ROWS = 15
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """The network that `folder/config.json` describes."""
+    """Return the network that `folder/config.json` describes."""
     path = folder / "config.json"
     return architecture(read_json(path), where=path)
 
 
 def read_generation(folder: Path) -> GenerationConfig:
-    """The defaults in `folder/generation_config.json`."""
+    """Return the defaults in `folder/generation_config.json`."""
     path = folder / "generation_config.json"
     return generation_config(read_json(path), where=path)
 
@@ -93,7 +93,7 @@ def reading(folder: Path) -> Reading:
     )
     try:
         weights = [path.name for path in weight_files(folder)]
-    except CheckpointError:  # not fetched yet, or named by who looks at them
+    except CheckpointError:  # not fetched yet, or faulty, which their reader reports
         weights = []
     index = [] if weights == ["model.safetensors"] else ["model.safetensors.index.json"]
     found = [name for name in (*_SMALL_FILES, *index) if (folder / name).exists()]
@@ -101,7 +101,7 @@ def reading(folder: Path) -> Reading:
 
 
 def buckets(base_size: int, *, has_extras: bool) -> tuple[Bucket, ...]:
-    """All buckets in order of their ratio index, from flat and wide to tall and narrow.
+    """Return all buckets in order of their ratio index, from flat and wide to tall and narrow.
 
     From the square, one side grows by base/16 up to 2 base while the other shrinks to base/2; both
     ways, sorted by height/width. Source: the official `ResolutionGroup`.
@@ -120,7 +120,7 @@ def buckets(base_size: int, *, has_extras: bool) -> tuple[Bucket, ...]:
 
 
 def official_buckets(arch: Architecture) -> tuple[Bucket, ...]:
-    """Every size of the released rule for this base size."""
+    """Return every size of the released rule for this base size."""
     return buckets(arch.image_base_size, has_extras=not arch.is_base)
 
 
@@ -135,7 +135,7 @@ def _allowed(arch: Architecture, extra: Config) -> tuple[Bucket, ...]:
 
 
 def _weight_bytes(folder: Path) -> int:
-    """Bytes of all tensors."""
+    """Return the bytes of all tensors."""
     promised = promised_bytes(folder)
     return weight_bytes(stored_index(folder)) if promised is None else promised
 
@@ -151,7 +151,7 @@ def _weights(folder: Path, arch: Architecture) -> WeightCounts:
 
 
 def weight_counts(arch: Architecture, every: int, encoder: int, decoder: int) -> WeightCounts:
-    """Weights by kind, of the number of all, and of those of the VAE's halves."""
+    """Return weights by kind, from the total and from the weights of the VAE's halves."""
     own = expert_counts(arch)
     wide = own.wide + encoder + decoder
     rest = every - own.experts - wide
@@ -159,8 +159,9 @@ def weight_counts(arch: Architecture, every: int, encoder: int, decoder: int) ->
 
 
 def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
-    """Weights of the levels of the VAE's encoder and decoder, which are nearly all of each:
-    convolutions of 27 cells.
+    """Return the weights of the levels of the VAE's encoder and decoder.
+
+    They are nearly all of each: convolutions of 27 cells.
     """
     steps, in_time = (int(math.log2(f)) for f in (vae.ffactor_spatial, vae.ffactor_temporal))
 
@@ -171,7 +172,7 @@ def _vae_weights(vae: VaeArchitecture) -> tuple[int, int]:
         return 27 * count + (27 + 1) * 4 * vae.block_out_channels[-1] ** 2
 
     blocks, widths = vae.layers_per_block, vae.block_out_channels
-    grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; one down ends with as many
+    grown = [8.0] * in_time + [4.0] * (steps - in_time)  # by a step up; a step down has as many
     shrunk = [1 / factor for factor in grown[::-1]]
     return round(half(widths, blocks, shrunk)), round(half(widths[::-1], blocks + 1, grown))
 
@@ -206,8 +207,9 @@ def _activations(arch: Architecture) -> dict[str, Working]:
     return {
         "cpu": Working(chosen * (2 * width + 3 * inner) * _BF16_BYTES),
         "none": Working(dense),
-        # Every expert's rows are filled up to whole groups.
+        # Every expert's rows are padded to whole groups.
         "fp8": Working(fp8, experts * _FP8_FILLED_ROWS * (width + 2 * inner * _BF16_BYTES)),
-        # One of the two stacks is made dense for its product; so is FP8's where a GPU has none.
+        # One of the two stacks is unpacked for its product; so is FP8's on a GPU without an FP8
+        # product.
         "nf4": Working(dense, experts * 2 * inner * width * _BF16_BYTES),
     }

@@ -15,9 +15,9 @@ from hyimg_cli.models.common.config import Config, VitShape, refuse_unreleased
 from hyimg_cli.spec.card import SamplingDefaults
 from hyimg_cli.spec.options import BOT_TASKS
 
-# What a part of a picture that the VAE has at work at once may take; see `row_chunks`.
+# Maximum bytes of the part of a picture that the VAE works on at a time; see `row_chunks`.
 VAE_CHUNK_BYTES = 1 << 29
-# Of all layers: each has tensors with names of their own.
+# Maximum number of experts in all layers: each has its own tensors.
 _MOST_EXPERTS = 100_000
 
 Template = Literal["instruct", "pretrain"]
@@ -45,9 +45,9 @@ _ONLY_RELEASED: dict[str, Any] = {
     "use_rotary_pos_emb": True,
     "vit_type": "siglip2-so400m-patch16-naflex",
 }
-# Which tokens of a source image see each other: separately, or all of its VAE's and its ViT's.
+# Which tokens of a source image attend to each other: separately, or all of its VAE and ViT tokens.
 _SOURCE_SPANS = {"full": False, "joint_full": True}
-# What is taken for a key that generation_config.json does not have.
+# Defaults for keys that generation_config.json lacks.
 _GENERATION_DEFAULTS: dict[str, Any] = {
     "sequence_template": "pretrain",
     "diff_infer_steps": 50,
@@ -63,14 +63,14 @@ _GENERATION_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 2048,
     "repetition_penalty": 1.0,
 }
-# Keys of it that do not change which token is next.
+# Its keys that do not change the choice of the next token.
 _IDLE = {"bos_token_id", "eos_token_id", "pad_token_id", "max_length"}
-# What is taken for a key of config.json, where the key is not the name of a fact below.
+# Defaults for keys that config.json lacks, if the key is not the name of a fact below.
 _CONFIG_DEFAULTS: dict[str, Any] = {
     "cond_token_attn_type": "full",
     "model_version": "HunyuanImage-3.0-Instruct",
 }
-# What null says of the sampling: that nothing is left out, or changed.
+# The sampling values that null stands for: nothing is excluded or changed.
 _OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -108,7 +108,7 @@ class VisionArchitecture(VitShape):
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything about the network's shape; all layers are alike."""
+    """Everything about the network's shape; all layers are equal."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -151,8 +151,8 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
     Raises CheckpointError for a missing key, an unreleased value, or an impossible one.
     """
     own = Config(config, where)
-    # Weights as they were released, or packed by bitsandbytes, whose parts are known. Others' mean
-    # nothing without the program that made them.
+    # Weights as released, or packed by bitsandbytes, whose format is known. Other packed formats
+    # cannot be read.
     method = own.table("quantization_config", {}).text("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
         raise CheckpointError(
@@ -196,7 +196,7 @@ def architecture(config: Mapping[str, Any], *, where: Path | str = "config.json"
         moe_intermediate_size=_of_layers(own, inner, layers),
         pad_token_id=own.count("pad_token_id", own.count("pad_id", 0, least=0), least=0),
         has_joint_source_span=_SOURCE_SPANS[spans],
-        # A sixteenth of it is the step from one size to the next.
+        # Sizes differ in steps of a sixteenth of it.
         image_base_size=own.count("image_base_size", Architecture.image_base_size, least=16),
         is_base=version == "HunyuanImage-3.0",
         vae=autoencoder,
@@ -212,7 +212,7 @@ def generation_config(
     Except the template, which is upstream's "pretrain". Raises CheckpointError for a wrong value,
     and for options that would be sampled wrongly.
     """
-    # Any other option of transformers' generation has no effect where it is null, 0 or 1, or words.
+    # transformers' other generation options have no effect if they are null, 0, 1 or texts.
     known = _GENERATION_DEFAULTS.keys() | _IDLE
     for key, value in config.items():
         if key not in known and value not in (None, 0, 1) and not isinstance(value, str):
@@ -252,7 +252,7 @@ def generation_config(
 
 
 def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that neither file has, and what is taken for them."""
+    """Return keys that neither file has, with their defaults."""
     parts = [(Architecture, config), (VaeArchitecture, config.get("vae", {}))]
     parts += [(VisionArchitecture, config.get("vit", {}))]
     absent = {
@@ -268,7 +268,7 @@ def defaulted(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[
 def _of_layers(
     own: Config, name: str, layers: int, default: int | None = None, **bounds: int
 ) -> int:
-    """A number of all layers, given once or once for each: they are alike in every release."""
+    """Return a number of all layers, given once or per layer; all releases have equal layers."""
     if not isinstance(own.values.get(name), list):
         return own.count(name, default, **bounds)
     every = own.counts(name, None, layers, **bounds)
@@ -281,7 +281,7 @@ def _vision(own: Config) -> VisionArchitecture:
     processor, aligner = own.table("vit_processor"), own.table("vit_aligner")
     refuse_unreleased(aligner, {"projector_type": "mlp_gelu", "depth": 2})
     refuse_unreleased(own.table("vit"), {"hidden_act": "gelu_pytorch_tanh"})
-    # Pillow's number of bilinear.
+    # Pillow's number for bilinear.
     known = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 2}
     refuse_unreleased(processor, known)
     return own.table("vit").facts(

@@ -106,7 +106,7 @@ def load_family(
 
 
 def decodes_in_half(asked: VaeDtype, device: str) -> bool:
-    """Whether the VAE decodes under float16 autocast: as asked, else as upstream does on a GPU."""
+    """Return True if the VAE decodes under float16 autocast: as asked, or as upstream on a GPU."""
     return asked == "float16" or (asked == "auto" and device != "cpu")
 
 
@@ -167,7 +167,8 @@ class HunyuanImage3(DecoderModel):
         return sum(math.prod(shape) for shape in expected_shapes(self.network.arch).values())
 
     def encode_source(self, pixels: np.ndarray, digest: str) -> Encoded:
-        """Both views of a source image: VAE latents of its bucket, ViT features of the whole.
+        """Return both views of a source image: VAE latents of its bucket, ViT features of the
+        whole.
 
         The posterior is sampled with a seed made from the image's own bytes, not from the job's:
         every job with this source, and both stages of each, sees the same latents.
@@ -206,11 +207,11 @@ class HunyuanImage3(DecoderModel):
             context.hidden_M = hidden_M
 
     def ending(self, context: Context) -> tuple[int, ...]:
-        """The most likely of the ratio tokens that the checkpoint may choose."""
+        """Return the most likely of the ratio tokens that the checkpoint may choose."""
         logits_V, ratios = self.text_logits([context])[0], self.prompter.allowed_ratios
         held_N = to_device(context.ids, logits_V.device)
         penalize(logits_V, held_N, self.card.defaults.repetition_penalty)
-        # The first of equals, as `choose` takes it.
+        # The first of equals, as in `choose`.
         return (ratios[int(logits_V[list(ratios)].argmax())],)
 
     def canvas(self, job: ImageJob, sources: Sequence[Encoded], text: GeneratedText) -> Canvas:

@@ -37,10 +37,10 @@ from hyimg_cli.settings.run import Quantization
 
 logger = logging.getLogger(__name__)
 Run = tuple[Sequence[int] | Tensor, Buffer]
-# Up to here a row more reads its experts anew, so every number has a graph of its own; above, all
-# experts are read for any number of rows.
+# Up to here, each further row reads its experts anew, so every row count has its own graph. Above,
+# all experts are read for any number of rows.
 BUCKETS = (*range(1, MOST_FEW_ROWS + 1), 12, 16, 24, 32, 48, 64)
-# What a reason may take of a line.
+# Maximum length of a reason in a result line.
 _MOST_REASON = 200
 
 
@@ -50,7 +50,7 @@ def bucket_of(rows: int) -> int | None:
 
 
 def buckets_up_to(rows: int) -> tuple[int, ...]:
-    """The graphs of all numbers of rows up to this one: rows join and leave one by one."""
+    """Return the graphs of all row counts up to this one; rows join and leave one by one."""
     last = bucket_of(rows) or BUCKETS[-1]
     return tuple(bucket for bucket in BUCKETS if bucket <= last) if rows > 0 else ()
 
@@ -61,25 +61,26 @@ class DecodeStep:
     def __init__(
         self, network: HunyuanImage3ForCausalMM, count: int, spare: Buffer, attend: DecodeAttention
     ) -> None:
-        """`spare`: where rows without a job write."""
+        """Allocate the tensors; `spare`: where rows without a job write."""
         self.count = count
         self._network, self._spare, self._attend = network, spare, attend
         device, layers = network.layer_devices[0], len(network.layer_devices)
         self._ids_R = torch.zeros(count, dtype=torch.int64, device=device)
         self._length_R = torch.zeros(count, dtype=torch.int64, device=device)
-        # Keys' pointers of every layer, values' pointers, and last the steps between heads.
+        # Pointers to the keys of every layer, then to the values, and last the strides between
+        # heads.
         self._table = torch.zeros(2 * layers + 1, count, dtype=torch.int64, device=device)
         self._rope_2TD = network.angles.rows(0, network.arch.max_position_embeddings, (), device)
-        # Held while a step is at work alone: a job's buffer is let go with the job.
+        # Held only while a step runs: a job's buffer is freed with the job.
         self._buffers: list[Buffer] = []
         self._pointed_to: list[ref[Buffer]] = []
 
     @contextmanager
     def filled(self, runs: Sequence[Run]) -> Iterator[None]:
-        """Inside, the step is that of the next token of each buffer; nothing waits."""
+        """Prepare the step for each buffer's next token within the block; nothing waits."""
         device, missing = self._ids_R.device, self.count - len(runs)
-        # Rows without a job have one id: what they write to the spare buffer's one slot is the
-        # same, and of no account.
+        # Rows without a job have the same id, so they all write the same values to the spare
+        # buffer's one slot; the values are not used.
         self._buffers = [buffer for _, buffer in runs] + [self._spare] * missing
         try:
             self._point()
@@ -97,7 +98,7 @@ class DecodeStep:
             self._buffers = []
 
     def _point(self) -> None:
-        """Write the pointers of the buffers' K/V, unless they are those of the last step."""
+        """Write the pointers of the buffers' K/V, unless they are unchanged since the last step."""
         buffers = self._buffers
         before = [pointed() for pointed in self._pointed_to]
         if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
@@ -110,7 +111,7 @@ class DecodeStep:
         self._pointed_to = [ref(buffer) for buffer in buffers]
 
     def compute(self) -> Tensor:
-        """The hidden rows [count, M] of what was filled in; new keys and values are written."""
+        """Return the hidden rows [count, M] of the prepared step; writes new keys and values."""
         model = self._network.model
         # Only the device knows the position of a row's token.
         rope_2RD = self._rope_2TD.index_select(1, self._length_R)
@@ -118,7 +119,7 @@ class DecodeStep:
         return model.through_layers(model.wte(self._ids_R), rope_2RD, step)
 
     def _rows(self, layer: int) -> Rows:
-        """One layer's K/V by the table of pointers."""
+        """Return one layer's K/V, from the table of pointers."""
         keys = [buffer.keys_HSD[layer] for buffer in self._buffers]
         values = [buffer.values_HSD[layer] for buffer in self._buffers]
         layers = len(self._table) // 2
@@ -172,10 +173,10 @@ class DecodeGraphs:
 
     @torch.no_grad()
     def prepare(self, rows: int) -> int:
-        """Have the graphs of every number up to `rows`; how many were captured now.
+        """Capture the graphs of every row count up to `rows`; return how many were captured now.
 
-        At most one for each of `BUCKETS`, each for three steps' time. They share the memory of one
-        step.
+        At most one for each of `BUCKETS`, in the time of three steps each. They share one step's
+        memory.
         """
         before = len(self.captured)
         for bucket in buckets_up_to(rows):
@@ -183,7 +184,7 @@ class DecodeGraphs:
         return len(self.captured) - before
 
     def degraded(self, rows: int) -> str:
-        """A note for a text that was decoded with up to `rows` rows; empty: nothing failed."""
+        """Return a note for a text decoded with up to `rows` rows; empty if no capture failed."""
         wanted = {bucket for bucket in buckets_up_to(rows) if bucket <= self._most_rows}
         return "" if wanted <= set(self.captured) else self.failure
 
@@ -206,7 +207,7 @@ class DecodeGraphs:
         if step.count > self._most_rows or self._capture is None:
             return step.compute
         try:
-            # With no job in any row: whatever is written goes to the spare buffer.
+            # Without a job in any row, everything goes to the spare buffer.
             with step.filled([]):
                 replay = self._capture(step.compute)
         except Exception as error:
@@ -216,8 +217,8 @@ class DecodeGraphs:
         else:
             self.captured.append(step.count)
             return replay
-        # Out here the frames of the failed capture are gone. What it had begun is waited for, and
-        # what it had taken given back. No other capture is tried.
+        # Here the frames of the failed capture are gone. Wait for the work that it started, and
+        # free its memory. No other capture is tried.
         self._capture = None
         self.failure = (
             f"no CUDA graph of a decode step of {step.count} row{'s' * (step.count > 1)} "
@@ -226,7 +227,7 @@ class DecodeGraphs:
         logger.warning(self.failure)
         device = self._network.layer_devices[0]
         if device.type == "cuda" and torch.cuda.is_initialized():
-            # A GPU that was lost with it is not the graphs' fault: the next step says so.
+            # If the GPU itself failed, the graphs are not the cause: the next step reports it.
             with suppress(RuntimeError):
                 torch.cuda.synchronize(device)
                 torch.cuda.empty_cache()
@@ -249,7 +250,7 @@ def refuse_without_gpu(device_map: str | None) -> None:
 
 
 def is_one_gpu(device_map: str | None) -> bool:
-    """True if a model is on one GPU: not on the CPU, nor spread over several."""
+    """Return True if a model is on one GPU: not on the CPU, nor on several GPUs."""
     return device_map is not None and device_map.startswith("cuda")
 
 

@@ -42,7 +42,8 @@ class SourceRows:
     vit_SM: Tensor
 
 
-# A layout, its conditional or unconditional ids, its sources' rows, where K/V go, and up to where.
+# A layout, its conditional or unconditional ids, its sources' rows, the K/V buffer, and where to
+# stop.
 Prefill = tuple[Layout, Sequence[int], Sequence[SourceRows], Buffer, int]
 
 
@@ -77,13 +78,14 @@ class HunyuanImage3ForCausalMM(nn.Module):
         self.vision_aligner = VisionAligner(arch.vision.hidden_size, width)
         self.vae = Vae(arch.vae)
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
-        # Another kind where other ranks hold parts of it.
+        # A `LedTransformer` if other ranks hold parts of it.
         self.buffer_kind: Callable[..., Buffer] = Buffer
-        # Of which each has all layers, and a guidance branch of its own.
+        # Number of rank sets; each has all layers, and computes its own guidance branch.
         self.branch_sets = 1
 
     def encode_source(self, latents_BCYX: Tensor, inputs: VisionInputs) -> SourceRows:
-        """Token rows of one source image, from its scaled latents [1, C, Y, X] and its patches.
+        """Return token rows of a source image, from its scaled latents [1, C, Y, X] and its
+        patches.
 
         Source images are clean: their timestep is 0, in both stages.
         """
@@ -155,13 +157,13 @@ class HunyuanImage3ForCausalMM(nn.Module):
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
-        # Of a spread model the norm's device, to which its input is brought.
+        # In a model spread over devices, this is the norm's device, and its input is moved there.
         with current(self.model.ln_f.weight.device):
             logits: Tensor = self.lm_head(self.model.ln_f(self._padded(hidden_RM)))
         return logits[: hidden_RM.shape[0]].float()
 
     def branch(self, layout: Layout, buffer: Buffer) -> Branch:
-        """A branch ready to denoise; its prefix is complete in `buffer`."""
+        """Return a branch ready to denoise; its prefix is complete in `buffer`."""
         target = layout.target
         assert target is not None, "a branch has a picture to draw"
         start, stop = target.live_start, target.image.stop
@@ -217,7 +219,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
 
     @property
     def layer_devices(self) -> list[torch.device]:
-        """Where each layer, and its part of a buffer, lives."""
+        """Return the device of each layer, and of its part of a buffer."""
         return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
 
     def new_buffer(self, capacity: int, home: int | None = None) -> Buffer:
@@ -227,7 +229,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         """
         kind = self.buffer_kind if home is None else partial(self.buffer_kind, home=home)
         return kind(
-            # The layer's own count: a sharded one has some of the heads.
+            # The layer's own count: a sharded layer has some of the heads.
             kv_heads=self.model.layers[0].self_attn.kv_heads,
             head_dim=self.arch.head_dim,
             capacity=capacity,
@@ -260,7 +262,9 @@ class HunyuanImage3ForCausalMM(nn.Module):
         return pad_rows(x, self.model.row_multiple)
 
     def _scalars(self, values: Sequence[float]) -> Tensor:
-        """Numbers on the device, padded like pictures; filled there: a copy would make it wait."""
+        """Return numbers on the device, padded like pictures; made there, because a copy would
+        wait.
+        """
         return self._padded(
             torch.cat([torch.full((1,), value, device=self.device) for value in values])
         )
@@ -273,8 +277,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
 class RowConv2d(nn.Conv2d):
     """A same-size convolution that can run as one matrix product over all cells of all pictures.
 
-    A convolution kernel's bits depend on how many pictures it is given, a product's do not (see
-    `kernels/rows.py`); for small grids on a CPU it is also the faster way.
+    A convolution kernel's bits depend on the number of pictures in its input; a product's do not
+    (see `kernels/rows.py`). For small grids on a CPU, the product is also faster.
     """
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int) -> None:

@@ -27,7 +27,7 @@ class Mlp(nn.Module):
 
 
 class Router(nn.Module):
-    """Which experts see a token, and with what weight. Its weights stay in float32."""
+    """The experts that see a token, and their weights. Its own weights stay in float32."""
 
     def __init__(self, width: int, experts: int, top_k: int) -> None:
         super().__init__()
@@ -36,9 +36,9 @@ class Router(nn.Module):
         self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits [T, E], and the chosen experts' weights (as `x`) and indices [T, K], from float32.
+        """Return logits [T, E], and the chosen experts' weights (as `x`) and indices [T, K].
 
-        Softmax over all experts, then the best k, then renormalised to one.
+        In float32: softmax over all experts, then the best k, then renormalised to one.
         """
         return self.rows.routed(x_TM, self.wg.weight, self.top_k)
 
@@ -57,7 +57,7 @@ class Moe(nn.Module):
         self.gate = Router(width, arch.num_experts, arch.moe_topk)
         self.experts = nn.ModuleList(Mlp(width, inner) for _ in range(arch.num_experts))
         self.shared_mlp = Mlp(width, inner)
-        # Chosen with the kernels of the layer's device, once the weights are in their places.
+        # Chosen with the kernels of the layer's device, once the weights are in place.
         self.compute: Experts | None = None
 
     def forward(self, x_TM: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Moe(nn.Module):
         _, weight_TK, index_TK = self.gate(flat_TM)
         compute = self.compute
         if compute is None:
-            # No kernels were chosen, as in a network that is trained.
+            # No kernels were chosen, as in a network in training.
             gate_and_up, down = (torch.stack([m.weight for m in ms]) for ms in self._matrices())
             compute = partial(plain_experts, stacks=(gate_and_up, down))
         tokens = RoutedTokens(flat_TM, weight_TK, index_TK, self.shared_mlp(flat_TM))
@@ -73,11 +73,11 @@ class Moe(nn.Module):
 
     @property
     def is_quantised(self) -> bool:
-        """True if the experts' matrices gave way to stacks in fewer bits."""
+        """True if quantized stacks have replaced the experts' matrices."""
         return isinstance(self.experts[0], Fp8Rows | Nf4Blocks)
 
     def hold(self, form: Format) -> None:
-        """Give up the experts' own matrices for stacks of `form`, on their device."""
+        """Replace the experts' own matrices with stacks of `form`, on their device."""
         weights = [layers[0].weight for layers in self._matrices()]
         count = len(self.experts)
         self._keep(empty_stack(form, count, w.shape[0], w.shape[1], w.device) for w in weights)
@@ -96,7 +96,7 @@ class Moe(nn.Module):
         self.stacks = banks[0], banks[1]
 
     def _keep(self, stacks: Iterable[Fp8Rows | Nf4Blocks]) -> None:
-        """Have stacks in the place of the experts."""
+        """Keep stacks instead of the experts."""
         gate_and_up, down = stacks
         self.stacks = gate_and_up, down
         self.experts = nn.ModuleList(self.stacks)
@@ -106,7 +106,7 @@ class Moe(nn.Module):
         return [e.gate_and_up_proj for e in experts], [e.down_proj for e in experts]
 
     def quantised(self, matrix: str) -> Fp8Rows | Nf4Blocks:
-        """The stack of the experts' `gate_and_up_proj` or `down_proj`."""
+        """Return the quantized stack of the experts' `gate_and_up_proj` or `down_proj`."""
         stack = self.stacks[matrix == "down_proj"]
         assert not isinstance(stack, Tensor), "they are held in fewer bits"
         return stack

@@ -60,13 +60,13 @@ class Forward:
     freed: tuple[int, ...]
 
     def counts(self) -> list[int]:
-        """Rows of each block."""
+        """Return the number of rows of each block."""
         return [spans[-1].stop - spans[0].start for _, spans in self.blocks]
 
 
 @dataclass(frozen=True)
 class RankLayers:
-    """A rank's share of the layers; of all `ranks`, each `size` consecutive ones are a set."""
+    """A rank's share of the layers; every `size` consecutive ranks of `ranks` are a set."""
 
     layers: Transformer
     rank: int
@@ -76,9 +76,10 @@ class RankLayers:
     def compute(
         self, forward: Forward, x_TM: Tensor, rope_2TD: Tensor, buffers: Mapping[int, Any]
     ) -> str | None:
-        """Replace the entering rows by those after the layers: all of them, or its set's.
+        """Replace the entering rows by the rows after the layers: all of them, or its set's.
 
-        Returns why memory was short, or None; rows are then void, and all sums are still made.
+        Returns why memory was short, or None; the rows are then invalid, and all sums are still
+        made.
         """
         for entering in (x_TM, rope_2TD):
             broadcast(entering, self.ranks)
@@ -93,7 +94,7 @@ class RankLayers:
             if len(places) < len(runs):
                 own_TM = torch.cat([runs[place] for place in places])
                 own_2TD = torch.cat([ropes[place] for place in places], dim=1)
-            # Of rank 0's own layers: its `forward` is that of all ranks.
+            # From rank 0's own layers: its `forward` is the forward of all ranks.
             hidden_TM = Transformer.forward(self.layers, own_TM, own_2TD, blocks)
             made = hidden_TM.split([block.count for block in blocks])
             for place, run_TM in zip(places, made, strict=True):
@@ -106,13 +107,13 @@ class RankLayers:
             self.layers.row_multiple = forward.row_multiple
             _, why = _attempt(run)
             if why is not None:
-                # Out here the frames are gone that held what the forward had made.
+                # Outside the except block, the frames that held the forward's tensors are gone.
                 if x_TM.is_cuda:
                     torch.cuda.empty_cache()
                 rows = sum(len(runs[place]) for place in places)
                 padded = rows + padding(rows, forward.row_multiple)
                 sums.give_up(x_TM.new_zeros(padded, x_TM.shape[1]))
-        # The first rank of each other set gives rank 0 its rows.
+        # The first rank of each other set sends its rows to rank 0.
         for run_TM, home in zip(runs, forward.homes, strict=True):
             if home and self.rank == 0:
                 dist.recv(run_TM, home * self.size)
@@ -141,17 +142,17 @@ def follow(rank: Rank, forward: Forward) -> str | None:
     follower.kv.free(forward.freed)
     attention = follower.layers.layers[0].self_attn
     rows = sum(forward.counts())
-    # Without these a rank cannot take part at all: no memory for them ends it, and the task.
+    # Without this memory a rank cannot take part at all: running out ends it, and the task.
     x_TM = attention.qkv_proj.weight.new_empty(rows, attention.qkv_proj.in_features)
     rope_2TD = torch.empty(2, rows, attention.head_dim, device=rank.device)
     return follower.compute(forward, x_TM, rope_2TD, follower.kv.parts)
 
 
 class LedTransformer(Transformer):
-    """Rank 0's transformer: each forward is one of every rank."""
+    """Rank 0's transformer: each forward runs on every rank."""
 
     def __init__(self, own: Transformer, pool: RankPool, ranks: int, sets: int) -> None:
-        """Takes over the modules of `own`."""
+        """Take over the modules of `own`."""
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
@@ -164,7 +165,7 @@ class LedTransformer(Transformer):
     def branches(
         self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
     ) -> Tensor:
-        """Each block is computed by the set that has its K/V, or by one of those that do."""
+        """Run branches: the set that has a block's K/V computes it, or one of the sets that do."""
         if self._sets == 1:
             return self(x_TM, rope_2TD, query_blocks)
         turn, homes = count(), []
@@ -206,9 +207,9 @@ def _on_all(
     told: Call | Forward,
     own: Callable[[], tuple[Any, str | None]],
 ) -> Any:
-    """Return what rank 0 makes by `own`, while the others run a task.
+    """Return the result of `own` on rank 0, while the other ranks run a task.
 
-    Raises torch.OutOfMemoryError if any of them had no memory.
+    Raises torch.OutOfMemoryError if one of them ran out of memory.
     """
     (made, why), *others = pool.run(task, told, ranks=ranks, own=own)
     short = [f"rank {n}: {told}" for n, told in enumerate([why, *others]) if told is not None]
@@ -243,7 +244,7 @@ def load_ranked(
     device = str(pool.here.device)
     load_own = partial(share_of, share=Share(0, size), device_map=device)
     pool.load(PART, partial(_follower, share_of, used, size), ranks=used, own=load_own)
-    network: HunyuanImage3ForCausalMM = pool.here.parts.pop(PART)  # the caller's alone
+    network: HunyuanImage3ForCausalMM = pool.here.parts.pop(PART)  # only the caller's
     network.model = led = LedTransformer(network.model, pool, used, branch_sets)
     network.buffer_kind = partial(MirroredBuffer, led.mirror)
     network.branch_sets = branch_sets
@@ -251,7 +252,7 @@ def load_ranked(
 
 
 def _follower(share_of: Load, ranks: int, size: int, rank: Rank) -> LayersFollower:
-    """A rank's part of the network; `size` ranks are a set."""
+    """Return a rank's part of the network; `size` ranks are a set."""
     number, place = divmod(rank.number, size)
     network = share_of(
         share=Share(place, size), first=rank.number - place, device_map=str(rank.device)

@@ -1,5 +1,6 @@
-"""HunyuanImage-3 as a family: from a job to its token sequences, to run it and to estimate its
-cost; no torch.
+"""HunyuanImage-3 as a family: turn a job into token sequences, run it, and estimate its cost.
+
+No torch.
 """
 
 from collections.abc import Hashable, Sequence
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16
-# Any prompt: its length alone is another.
+# A stand-in for any prompt: only the length differs.
 _STAND_IN = "x"
-# What one checkpoint keeps of sequences that it has built to count them.
+# How many built sequences of a checkpoint are kept to count later jobs.
 _LAYOUT_BYTES = 64_000_000
 
 
@@ -76,14 +77,14 @@ class Prompter(ImageCheckpoint):
         )
         shapes = (self.source_shape(bucket, Grid(1, 1)) for bucket in self.card.buckets)
         self._smallest = min(shapes, key=lambda shape: shape.vae_grid.cells)
-        # By all that a sequence is made of but the prompt: in that alone the jobs of a manifest
-        # mostly differ.
+        # By everything in a sequence except the prompt, the only part in which most jobs of a
+        # manifest differ.
         self._layouts: Memo[Hashable, tuple[TextPrompt | None, Layout]] = Memo(
             _LAYOUT_BYTES, lambda pair: 1024 + 2 * 8 * pair[1].length
         )
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
-        """Look-ups by kind: tokens of whole sections, sequences that are counted."""
+        """Return look-ups by kind: tokens of whole sections, and counted sequences."""
         return {"prompt_tokens": self.vocabulary.memo_counts(), "layouts": self._layouts.counts()}
 
     def check(self, job: ImageJob) -> None:
@@ -115,7 +116,7 @@ class Prompter(ImageCheckpoint):
         return bucket, f"{asked} fitted to {bucket.size}: {self.card.name} makes {known}"
 
     def source_shape(self, bucket: Bucket, vit_grid: Grid) -> SourceShape:
-        """The place that a source image fitted to `bucket` takes in the sequence."""
+        """Return the place in the sequence of a source image fitted to `bucket`."""
         vae_grid = Grid(*self.card.latent_grid(bucket.size))
         return SourceShape(bucket.ratio_index, vae_grid, vit_grid, self.card.source_vit_tokens)
 
@@ -153,12 +154,12 @@ class Prompter(ImageCheckpoint):
         return layout
 
     def target(self, bucket: Bucket) -> Target:
-        """The picture's tokens for a bucket."""
+        """Return the picture's tokens for a bucket."""
         arch, grid = self.arch, Grid(*self.card.latent_grid(bucket.size))
         return Target(bucket.ratio_index, grid, arch.cfg_distilled, arch.use_meanflow)
 
     def script(self, job: ImageJob) -> Script:
-        """The rules of the job's AR stage."""
+        """Return the rules of the job's AR stage."""
         return Script(
             self.vocabulary,
             job.bot_task,
@@ -170,7 +171,7 @@ class Prompter(ImageCheckpoint):
 
     @property
     def allowed_ratios(self) -> tuple[int, ...]:
-        """Ids of the ratio tokens that the checkpoint may choose."""
+        """Return the ids of the ratio tokens that the checkpoint may choose."""
         return tuple(self.vocabulary.ratios[bucket.ratio_index] for bucket in self.card.buckets)
 
     def text_budget(self, job: ImageJob, opening_length: int) -> int:
@@ -184,7 +185,10 @@ class Prompter(ImageCheckpoint):
         return min(job.text.max_new_tokens, beside_picture if beside_picture > 0 else room)
 
     def branch_count(self, job: ImageJob) -> int:
-        """Guidance branches of a job: distilled networks, and scales up to 1, have one."""
+        """Return the number of a job's guidance branches.
+
+        One for distilled networks, and for scales up to 1.
+        """
         return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
 
     def prefixes(
@@ -198,7 +202,7 @@ class Prompter(ImageCheckpoint):
         return [segments(layout, ids, digests, layout.live_start - 1) for ids in rows]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
-        """Tokens that the job will take; text not yet written counts as `assumed_think` tokens."""
+        """Count the job's tokens; text not yet written counts as `assumed_think` tokens."""
         return self._count(job, self._shapes(source_sizes), assumed_think)
 
     def _count(self, job: ImageJob, shapes: Sequence[SourceShape], assumed_think: int) -> JobTokens:
@@ -256,7 +260,7 @@ class Prompter(ImageCheckpoint):
         return load_family(self, choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
     def _prompt_ids(self, job: ImageJob) -> list[int]:
-        """The prompt's ids. Raises JobError for a control token in it."""
+        """Return the prompt's ids. Raises JobError for a control token in it."""
         ids = self.vocabulary.encode(job.prompt)
         self.vocabulary.refuse_control("prompt", ids)
         return ids
@@ -264,7 +268,7 @@ class Prompter(ImageCheckpoint):
     def _prompted(
         self, job: ImageJob, shapes: Sequence[SourceShape], system: str | None
     ) -> LayoutBuilder:
-        """A sequence that begins with the job's prompt."""
+        """Return a sequence that begins with the job's prompt."""
         self._prompt_ids(job)
         joint = self.arch.has_joint_source_span
         builder = LayoutBuilder(
@@ -273,9 +277,11 @@ class Prompter(ImageCheckpoint):
         return builder.prompt(job.prompt, system, shapes)
 
     def _picture_system(self, job: ImageJob, is_rewritten: bool) -> str | None:
-        """Without the reasoning before it, a rewritten text is the work of the recaption prompt.
+        """Return the picture's system prompt.
 
-        As upstream, which does not strip that one text: its line breaks are tokens.
+        Without its reasoning, a rewritten text has the recaption prompt.
+
+        As upstream, which does not strip this one text: its line breaks are tokens.
         """
         system = system_prompt(job, self.folder)
         if system and job.drop_think and is_rewritten:
@@ -328,7 +334,7 @@ def _refuse_wrong(folder: Path) -> None:
 FAMILY = Family(
     name=NAME,
     makes="pictures",
-    # One network; diffusers' pipelines have an index of several.
+    # A single network; diffusers' pipelines have an index of several.
     marks=lambda folder: not (folder / "model_index.json").is_file(),
     open=Prompter,
     tensors=lambda folder: {"model": stored_index(folder)},

@@ -16,9 +16,9 @@ from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
 class RopeTables:
-    """Angles by position, computed once per device: a table for text and per image layout.
+    """Angles by position, computed once per device: one table for text, and one per image layout.
 
-    Rows are slices of it, so a decode step computes no angle.
+    Rows are slices of a table, so a decode step computes no angle.
     """
 
     def __init__(self, *, head_dim: int, theta: float, budget_bytes: int = 256_000_000) -> None:
@@ -26,20 +26,20 @@ class RopeTables:
         self._tables: Memo[Hashable, Tensor] = Memo(budget_bytes, lambda table: table.nbytes)
 
     def counts(self) -> dict[str, int]:
-        """Count how often a table was there, and how often it was made."""
+        """Count how often a table was found, and how often it was made."""
         return self._tables.counts()
 
     def text(self, spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-        """Angles [2, T, D] of text tokens `[start, stop)`, all spans one after another."""
+        """Return angles [2, T, D] of text tokens `[start, stop)`, all spans one after another."""
         table_2TD = self.rows(0, max(stop for _, stop in spans), (), device)
         return torch.cat([table_2TD[:, start:stop] for start, stop in spans], dim=1)
 
     def rows(
         self, start: int, stop: int, blocks: Sequence[ImageBlock], device: torch.device
     ) -> Tensor:
-        """Angles of the tokens `[start, stop)` of a sequence with image blocks in it."""
+        """Return angles of the tokens `[start, stop)` of a sequence with image blocks in it."""
         end = max([stop, *(block.start + block.grid.cells for block in blocks)])
-        # The next power of two: few tables for however many lengths.
+        # The next power of two, so that many lengths share few tables.
         size = 1 << max(8, (end - 1).bit_length())
 
         def make() -> Tensor:
@@ -50,7 +50,10 @@ class RopeTables:
 
 
 def positions(length: int, blocks: Sequence[ImageBlock]) -> Tensor:
-    """(y, x) of every token, int64 [length, 2]. Images neither compress nor shift the numbering."""
+    """Return (y, x) of every token, int64 [length, 2].
+
+    Images neither compress nor shift the numbering.
+    """
     yx_T2 = torch.arange(length)[:, None].repeat(1, 2)
     for block in blocks:
         rows, columns = block.grid.rows, block.grid.columns

@@ -23,7 +23,8 @@ from torch.nn import functional
 from hyimg_cli.models.hunyuan_image3.config import VAE_CHUNK_BYTES
 
 Compute = Callable[[Tensor], Tensor]
-# Of a group, at a time on a CPU: it stays in the cache, and in memory that is used again.
+# Values per group that a CPU processes at a time, so that they stay in the cache and in reused
+# memory.
 _PIECE = 1 << 16
 
 
@@ -41,16 +42,16 @@ class RowChunks:
         most = VAE_CHUNK_BYTES // row_bytes
         self._is_one = most >= self._rows or torch.is_grad_enabled()
         self._height = max(1, most // halo - 2) * halo
-        # Even chunks, if there are three or more: torch convolves a chunk of few rows on a CPU in a
-        # slower way that takes 27 times the memory.
+        # Chunks of even size if there are three or more: for a chunk of few rows, torch's CPU
+        # convolution is slower and takes 27 times the memory.
         if (count := math.ceil(self._rows / self._height)) >= 3:
             self._height = math.ceil(self._rows / count / halo) * halo
 
     def swished(self, norm: nn.GroupNorm) -> Compute:
-        """Norm and swish of a chunk, by the statistics of all rows."""
+        """Return norm and swish of a chunk, with the statistics of all rows."""
         if self._is_one:
             return lambda x_BCTYX: functional.silu(norm(x_BCTYX))
-        # On a CPU torch's own takes value by value: three times as long as two passes.
+        # On a CPU, torch's own norm works value by value: three times as slow as two passes.
         moments = _moments_by_pieces if self._x_BCTYX.is_cpu else _moments_at_once
         variance_BC, mean_BC = (
             of_group.repeat_interleave(norm.num_channels // norm.num_groups, dim=1)
@@ -85,12 +86,12 @@ class RowChunks:
                 place_BCTYX.copy_(chunk_BCTYX)
             else:
                 place_BCTYX.add_(chunk_BCTYX)
-            del chunk_BCTYX  # the next one is not computed beside it
+            del chunk_BCTYX  # free it before the next one is computed
         assert out_BCTYX is not None, "there is a row"
         return out_BCTYX
 
     def _chunk(self, compute: Compute, start: int) -> Tensor:
-        """`compute` of the chunk that begins at row `start`, without its halo."""
+        """Return `compute` of the chunk that begins at row `start`, without its halo."""
         stop = min(start + self._height, self._rows)
         first, last = max(0, start - self._halo), min(self._rows, stop + self._halo)
         made_BCTYX = compute(self._x_BCTYX[:, :, :, first:last])
@@ -106,9 +107,9 @@ def plus(given: Tensor, more: Tensor) -> Tensor:
 
 
 def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Variance and mean of each group, [B, G] each, in one reading of `x` and no memory."""
+    """Return variance and mean of each group, [B, G] each, in one pass over `x` without a copy."""
     of_groups = x_BCTYX.unflatten(1, (groups, -1))
-    if x_BCTYX.dtype == torch.float16:  # whose largest number a variance may be beyond
+    if x_BCTYX.dtype == torch.float16:  # the variance may exceed the largest number of this dtype
         wide = (one.float() for one in of_groups.unbind(1))
         each = [torch.var_mean(one, dim=(1, 2, 3, 4), correction=0) for one in wide]
         variances, means = zip(*each, strict=True)
@@ -119,7 +120,7 @@ def _moments_at_once(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _moments_by_pieces(x_BCTYX: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Return the same in two passes, with the memory of a piece."""
     x_BGN = x_BCTYX.reshape(x_BCTYX.shape[0], groups, -1)
-    # Sums of halves would overflow.
+    # Sums in half precision would overflow.
     mean_BG = x_BGN.mean(2, dtype=torch.promote_types(x_BCTYX.dtype, torch.float32))
     variances = []
     for x_N, mean in zip(x_BGN.flatten(0, 1), mean_BG.flatten(), strict=True):

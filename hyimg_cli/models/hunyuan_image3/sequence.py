@@ -49,7 +49,7 @@ class SourceBlock:
 
     @property
     def start(self) -> int:
-        """Its `<boi>`: then come size, ratio and timestep."""
+        """The index of its `<boi>`, which size, ratio and timestep follow."""
         return self.timestep - 3
 
     @property
@@ -75,7 +75,10 @@ class TargetBlock:
 
 
 class Section(NamedTuple):
-    """Ids that were encoded together; `is_replaceable`: unconditional branch has `<cfg>`."""
+    """Ids that were encoded together.
+
+    `is_replaceable`: the unconditional branch has `<cfg>` instead.
+    """
 
     ids: tuple[int, ...]
     is_replaceable: bool = False
@@ -109,8 +112,9 @@ class Layout:
 
     @property
     def shared_length(self) -> int:
-        """The index of the first token that the unconditional branch has replaced, or the length:
-        everything before it is equal in both branches.
+        """The index of the first token that the unconditional branch replaces, or the length.
+
+        All tokens before it are equal in both branches.
         """
         at = 0
         for ids, is_replaceable in self.sections:
@@ -146,7 +150,7 @@ class Layout:
 def segments(
     layout: Layout, ids: Sequence[int], digests: Sequence[str], stop: int
 ) -> list[Segment]:
-    """The sequence `ids[:stop]` as segments: runs of text, and source images named by digest."""
+    """Return the sequence `ids[:stop]` as segments: texts, and source images named by digest."""
     images = {
         source.start: (digest, (source.vae.grid, source.vit.grid))
         for source, digest in zip(layout.sources, digests, strict=True)
@@ -212,9 +216,9 @@ def sections_of_ids(
 
 
 class LayoutBuilder:
-    """One sequence being put together; every block notes its absolute indices as it is added.
+    """One sequence being assembled; every block records its absolute indices as it is added.
 
-    `has_joint_source_span`: VAE and ViT tokens of a source see each other (the released setting).
+    `has_joint_source_span`: VAE and ViT tokens of a source attend to each other (as released).
     """
 
     def __init__(
@@ -235,7 +239,7 @@ class LayoutBuilder:
     def prompt(
         self, user: str, system: str | None = None, sources: Sequence[SourceShape] = ()
     ) -> "LayoutBuilder":
-        """Return all that comes before any thinking; no system section for an empty `system`."""
+        """Return everything before any thinking; no system section for an empty `system`."""
         self.fixed(self._words.bos)
         if system:
             self._text(system)

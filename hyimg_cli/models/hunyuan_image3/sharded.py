@@ -1,7 +1,7 @@
 """The decoder layers split over ranks: attention by heads, every expert by its inner width.
 
 Two sums over ranks a layer. Router and norms are whole on every rank; embeddings, heads, ViT and
-VAE are rank 0's alone. Which share is whose: `split`.
+VAE are rank 0's alone. `split` computes the shares.
 """
 
 import re
@@ -43,7 +43,9 @@ class WeightCut:
     index: Tensor
 
     def of(self, weight_OI: Tensor) -> Tensor:
-        """The kept part, which owns its memory; of a matrix in a file no more rows are read."""
+        """Return the kept part, which owns its memory; only its rows of a matrix in a file are
+        read.
+        """
         return weight_OI.index_select(self.dim, self.index.to(weight_OI.device))
 
 
@@ -96,14 +98,17 @@ def shard(network: HunyuanImage3ForCausalMM, cuts: Cuts) -> None:
                 weight_OI = cut.of(module.weight.detach())
                 module.out_features, module.in_features = weight_OI.shape
                 module.weight = nn.Parameter(weight_OI, requires_grad=False)
-        # From now on it counts the heads that it was left with.
+        # From now on it counts its remaining heads.
         attention = layer.self_attn
         attention.kv_heads, attention.group = cuts.heads_KQ
         attention.heads = cuts.heads_KQ.numel()
 
 
 def sum_over(network: HunyuanImage3ForCausalMM, ranks: range) -> None:
-    """Have what each rank computes of a layer be added. From here on all make the same calls."""
+    """Add up what each rank computes of a layer.
+
+    From now on, all ranks must make the same calls.
+    """
     if len(ranks) == 1:
         return
     sums = Sums(ranks, 2 * len(network.model.layers))
@@ -113,6 +118,6 @@ def sum_over(network: HunyuanImage3ForCausalMM, ranks: range) -> None:
 
 
 def sums_of(layers: Transformer) -> Sums:
-    """The sums of layers that `sum_over` has spread; none of whole ones."""
+    """Return the sums of layers that `sum_over` has spread; None for whole layers."""
     last: nn.Module = layers.layers[-1].mlp
     return last.sums if isinstance(last, Summed) else Sums(range(1), 0)

@@ -13,12 +13,12 @@ from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.spec.card import RankBytes, WeightCounts
 
 FLAG = "--tensor-parallel-size"
-# NF4 has a scale for so many weights in a row: see `kernels.formats`.
+# NF4 has one scale for this many consecutive weights: see `kernels.formats`.
 _NF4_BLOCK = 64
 
 
 def heads_of_rank(arch: Architecture, ranks: int) -> tuple[int, int]:
-    """KV heads and query heads of the rank, of so many, that has most."""
+    """Return the KV heads and query heads of the rank with the most, of this many ranks."""
     kv_heads, group = arch.num_key_value_heads, arch.heads_per_kv_head
     if kv_heads % ranks == 0:
         return kv_heads // ranks, kv_heads // ranks * group
@@ -26,7 +26,7 @@ def heads_of_rank(arch: Architecture, ranks: int) -> tuple[int, int]:
 
 
 def expert_counts(arch: Architecture, ranks: int = 1) -> WeightCounts:
-    """Weights of a rank's experts, and of the routers, which every rank has whole."""
+    """Return the weights of a rank's experts, and of the routers, which every rank has whole."""
     layers, hidden = arch.num_hidden_layers, arch.hidden_size
     inner = arch.num_experts * arch.moe_intermediate_size // ranks
     router = arch.num_experts * hidden
@@ -36,7 +36,7 @@ def expert_counts(arch: Architecture, ranks: int = 1) -> WeightCounts:
 def rank_bytes(
     counts: WeightCounts, arch: Architecture, ranks: int, *, dtype: str, quantization: str
 ) -> RankBytes:
-    """Bytes of weights and of K/V on each rank, once loaded; see `WeightCounts.nbytes`."""
+    """Return the bytes of weights and K/V on each rank, once loaded; see `WeightCounts.nbytes`."""
     # Every rank has the layers' norms whole.
     norms = arch.num_hidden_layers * 2 * (arch.hidden_size + arch.head_dim)
     experts = replace(expert_counts(arch, ranks), rest=split_weights(arch, ranks) + norms)
@@ -58,7 +58,7 @@ def split_weights(arch: Architecture, ranks: int) -> int:
 
 
 def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") -> None:
-    """Raise UsageError if heads and experts cannot be split over so many ranks."""
+    """Raise UsageError if heads and experts cannot be split over this many ranks."""
     if what := _uneven(arch, ranks):
         most = arch.num_key_value_heads * arch.heads_per_kv_head
         possible = [str(count) for count in range(2, most + 1) if not _uneven(arch, count)]
@@ -80,7 +80,7 @@ def refuse_uneven(arch: Architecture, ranks: int, quantization: str = "none") ->
 
 
 def _uneven(arch: Architecture, ranks: int) -> str:
-    """Return what of a layer cannot be split over so many ranks; empty if all can.
+    """Return what of a layer cannot be split over this many ranks; empty if all can.
 
     A rank has whole kv heads, or at least one query head of a kv head that others share.
     """

@@ -16,10 +16,10 @@ DIGESTS = {
     "en_think_recaption": "f65b7b2bbf09494b",
     "en_unified": "78b97adc8e7c851e",
 }
-# NOTE: upstream knows no such text for think_recaption: there "dynamic" leaves the system prompt to
-# the user, which is none.
+# NOTE: upstream has no such text for think_recaption: "dynamic" then means the user's own system
+# prompt, which is none.
 _DYNAMIC = {"think": "en_think_recaption", "recaption": "en_recaption", "none": "en_vanilla"}
-# What to set where the text cannot be had, by the field that asked for it.
+# What to set if the text is not available, by the field that asked for it.
 _INSTEAD = {
     "use_system_prompt": 'set use_system_prompt to "None"',
     "drop_think": "set drop_think to false",

@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
 
 @dataclass(frozen=True)
 class StepRows:
-    """One new token of each of several branches, whose places are known on the device alone."""
+    """One new token of each of several branches, whose positions are known only on the device."""
 
     of_layer: Callable[[int], Rows]
     attend: DecodeAttention
@@ -49,7 +49,7 @@ class Transformer(nn.Module):
         """Return the residual stream [T, M] after the last layer, without the final norm."""
         rows = x_TM.shape[0]
         self.rows_seen += rows
-        # Rows of zeros after the real ones are in no query block: only products see them.
+        # Rows of zeros after the real ones belong to no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM, rope_2TD = (F.pad(each, (0, 0, 0, missing)) for each in (x_TM, rope_2TD))
         return self.through_layers(x_TM, rope_2TD, query_blocks)[:rows]
@@ -57,11 +57,11 @@ class Transformer(nn.Module):
     def branches(
         self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
     ) -> Tensor:
-        """Run guidance branches, a query block each, which may be shared out over ranks."""
+        """Run guidance branches, one query block each; ranks may share them."""
         return self(x_TM, rope_2TD, query_blocks)
 
     def choose_kernels(self) -> None:
-        """Take the kernels of each layer's device; asked once its weights are in their places."""
+        """Choose the kernels for each layer's device; called once the weights are in place."""
         for layer in self.layers:
             device = layer.self_attn.qkv_proj.weight.device
             layer.self_attn.by_row = row_attention(device)
@@ -94,7 +94,7 @@ class RMSNorm(nn.Module):
         return self.rows.norm(x, self.weight, self.eps)
 
     def added(self, x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-        """`x + more`, and the norm of it."""
+        """Return `x + more`, and its norm."""
         return self.rows.added_norm(x, more, self.weight, self.eps)
 
 
@@ -111,14 +111,14 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.head_dim, arch.hidden_size, bias=False)
         self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
-        # The kernels of the layer's device are set once the weights are in their places.
+        # The kernels of the layer's device are set once the weights are in place.
         self.by_row: RowAttention = masked_attention
         self.rows: PlainOps = PLAIN
 
     def forward(
         self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
     ) -> Tensor:
-        """Attention output [T, M] of the new tokens, one after another in `x_TM`."""
+        """Return the attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope_2TD)
         if isinstance(new, StepRows):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
@@ -154,15 +154,19 @@ class DecoderLayer(nn.Module):
         rope_2TD: Tensor,
         new: Sequence[QueryBlock] | StepRows,
     ) -> tuple[Tensor, Tensor]:
-        """The stream `x`, and what is still to be added to it; `more`: the layer's before."""
-        # A spread model (device_map) hands x over to the next device; angles follow it.
+        """Return the stream `x`, and what is still to be added to it.
+
+        `more`: what the layer before left to add.
+        """
+        # In a model spread over devices (device_map), x moves to the next device; the angles
+        # follow.
         rope_2TD = rope_2TD.to(x_TM.device)
         with current(x_TM.device):
             if more_TM is None:
                 normed_TM = self.input_layernorm(x_TM)
             else:
                 x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
-            # What attention gives is let go at once: experts are the widest moment.
+            # Attention's tensors are freed at once, because experts take the most memory.
             x_TM, normed_TM = self.post_attention_layernorm.added(
                 x_TM, self.self_attn(normed_TM, rope_2TD, new)
             )

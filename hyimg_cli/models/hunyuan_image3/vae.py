@@ -30,7 +30,7 @@ _LOGVAR_RANGE = (-30.0, 20.0)
 
 
 class Vae(nn.Module):
-    """Encoder and decoder of one picture, with the scaling the backbone's latents have."""
+    """Encoder and decoder of one picture, with the scaling of the backbone's latents."""
 
     def __init__(self, architecture: VaeArchitecture) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Vae(nn.Module):
         self.decoder = Decoder(architecture)
 
     def encode_moments(self, pixels_BCYX: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and clamped log-variance of the posterior, each [B, C, Y, X], unscaled."""
+        """Return mean and clamped log-variance of the posterior, each [B, C, Y, X], unscaled."""
         frames = self.architecture.ffactor_temporal
         moments_BCTYX = self.encoder(pixels_BCYX.unsqueeze(2).expand(-1, -1, frames, -1, -1))
         mean_BCYX, logvar_BCYX = moments_BCTYX.squeeze(2).chunk(2, dim=1)
@@ -49,17 +49,17 @@ class Vae(nn.Module):
     def posterior_sample(
         self, mean_BCYX: Tensor, logvar_BCYX: Tensor, noise_BCYX: Tensor
     ) -> Tensor:
-        """Scaled latents [B, C, Y, X]: one draw from the posterior; zero noise gives its mode."""
+        """Return scaled latents [B, C, Y, X], a posterior sample; zero noise gives the mode."""
         latents_BCYX = mean_BCYX + torch.exp(0.5 * logvar_BCYX) * noise_BCYX
         return (latents_BCYX - self._shift) * self.architecture.scaling_factor
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """Pixels [B, 3, Y, X] of scaled latents, about [-1, 1], not clamped; the last frame."""
+        """Return pixels [B, 3, Y, X] of scaled latents, about [-1, 1], unclamped; last frame."""
         picture_BC1YX: Tensor = self.decoder(self.unscaled(latents_BCYX))
         return picture_BC1YX.squeeze(2)
 
     def unscaled(self, latents_BCYX: Tensor) -> Tensor:
-        """Latents in the decoder's own scale, [B, C, 1, Y, X]."""
+        """Return latents in the decoder's own scale, [B, C, 1, Y, X]."""
         return (latents_BCYX / self.architecture.scaling_factor + self._shift).unsqueeze(2)
 
 
@@ -78,7 +78,7 @@ class TiledPicture(TiledVae):
         self.vae = vae
         architecture = vae.architecture
         pixels, side = architecture.ffactor_spatial, architecture.sample_size
-        # The released code would put out a picture of another size, without an error.
+        # The released code would return a picture of another size without an error.
         if side % (4 * pixels):
             raise UsageError(
                 f"a tile of {side} px is not a multiple of 4 latent cells of {pixels} px",
@@ -102,7 +102,7 @@ class TiledPicture(TiledVae):
         return self.vae.decoder(latents_BCFYX)
 
     def decode(self, latents_BCYX: Tensor) -> Tensor:
-        """Pixels as of `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], not clamped."""
+        """Return pixels like `Vae.decode`, tile by tile: [B, 3, H, W], about [-1, 1], unclamped."""
         return decode_tiled(self, self.vae.unscaled(latents_BCYX)).squeeze(2)
 
 
@@ -225,12 +225,12 @@ class Downsample(nn.Module):
         self.conv = FrameConv3d(width_in, width // (4 * frames), 3)
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
-        # The chunk in the shortcut's order, and four tensors of what is made of it.
+        # The chunk in the shortcut's order, and four tensors made from it.
         return self.conv.chunks(x_BCTYX, tensors=4, halo=2).joined(self._chunk)
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
         shortcut_BCTYX = _mean_of_groups(_space_to_depth(x_BCTYX, self.frames), self.width)
-        # In the convolution's memory: a mean is always channels first.
+        # In the convolution's memory: a mean always has channels first.
         return plus(_space_to_depth(self.conv(x_BCTYX), self.frames), shortcut_BCTYX)
 
 
@@ -244,7 +244,7 @@ class Upsample(nn.Module):
         self.repeats = width * 4 * frames // width_in
 
     def forward(self, x_BCTYX: Tensor) -> Tensor:
-        # What is convolved, and what is made of it in two orders.
+        # The convolution's input, and its output in two orders.
         return self.conv.chunks(x_BCTYX, tensors=2).joined(self._chunk)
 
     def _chunk(self, x_BCTYX: Tensor) -> Tensor:
@@ -271,11 +271,14 @@ class FrameConv3d(nn.Conv3d):
         return functional.conv2d(x_BCYX, centre, self.bias, padding=past).unsqueeze(2)
 
     def chunks(self, x_BCTYX: Tensor, tensors: int = 1, halo: int = 1) -> RowChunks:
-        """The rows of `x`, to be convolved; `tensors`: as large as the result, made of a chunk."""
+        """Return the rows of `x` to convolve.
+
+        `tensors`: number of tensors, as large as the result, made from a chunk.
+        """
         return RowChunks(x_BCTYX, self.in_channels + tensors * self.out_channels, halo=halo)
 
     def last_frame(self, x_BCTYX: Tensor) -> Tensor:
-        """The last frame of what `forward` returns: there the last taps meet padding alone."""
+        """Return the last frame of `forward`'s result, where the last taps meet only padding."""
         if x_BCTYX.shape[2] == 1:
             return self.forward(x_BCTYX)
         past = self.kernel_size[0] // 2
@@ -293,10 +296,10 @@ def _convolved(
 
 
 def _levels(architecture: VaeArchitecture, *, is_up: bool) -> list[Level]:
-    """The encoder's levels, from the finest on, or the decoder's, to the finest."""
+    """Return the encoder's levels from the finest on, or the decoder's up to the finest."""
     widths = architecture.block_out_channels[:: -1 if is_up else 1]
     steps, in_time = len(widths) - 1, int(math.log2(architecture.ffactor_temporal))
-    # Between the coarsest levels the number of frames changes, too.
+    # Between the coarsest levels, the number of frames changes too.
     halved = range(in_time) if is_up else range(steps - in_time, steps)
     kind, blocks = (Upsample, 1) if is_up else (Downsample, 0)
     blocks += architecture.layers_per_block
@@ -310,12 +313,12 @@ def _norm(width: int) -> nn.GroupNorm:
 
 
 def _mean_of_groups(x_BCTYX: Tensor, width: int) -> Tensor:
-    """Consecutive channels averaged until `width` are left."""
+    """Average consecutive channels until `width` are left."""
     return x_BCTYX.unflatten(1, (width, -1)).mean(2)
 
 
 def _space_to_depth(x_BCTYX: Tensor, frames: int) -> Tensor:
-    """Blocks of frames x 2 x 2 cells moved into channels, in the order (t, y, x, c)."""
+    """Move blocks of frames x 2 x 2 cells into channels, in the order (t, y, x, c)."""
     batch, channels, time, rows, columns = x_BCTYX.shape
     split = x_BCTYX.reshape(batch, channels, time // frames, frames, rows // 2, 2, columns // 2, 2)
     shape = batch, frames * 4 * channels, time // frames, rows // 2, columns // 2

@@ -1,7 +1,7 @@
 """The ViT side of a source image: the tower of Siglip2 and its NaFlex processor.
 
-Both give what those of transformers give, to the bit (tests); importing the latter takes longer
-than loading a small model. Source: `models/siglip2` of transformers.
+Both give the results of transformers' own, to the bit (tests), whose import takes longer than
+loading a small model. Source: `models/siglip2` of transformers.
 """
 
 # Legend: B image, S image token (patch slot), M width, P numbers of a patch
@@ -49,9 +49,9 @@ class VisionTower(nn.Module):
             self.head = _PoolingHead(arch)
 
     def forward(self, patches_BSP: Tensor, is_real_BS: Tensor, shapes_B2: Tensor) -> Tensor:
-        """Features of every slot, [B, S, M]; slots that are not real are hidden as keys."""
+        """Return features of every slot, [B, S, M]; padding slots are masked as keys."""
         x_BSM = self.embeddings(patches_BSP, shapes_B2)
-        # Evaluated where it is, usually on the host: no device is waited for.
+        # Evaluated on its own device, usually the host, so nothing waits for a GPU.
         mask_B11S = None
         if not bool(is_real_BS.all()):
             mask_B11S = sent(is_real_BS[:, None, None].bool(), x_BSM.device)
@@ -77,14 +77,14 @@ class _Embeddings(nn.Module):
         side = int(weight.shape[0] ** 0.5)
         map_1MYX = weight.view(side, side, -1).permute(2, 0, 1)[None]
         if weight.device.type == "cpu":
-            map_1MYX = map_1MYX.float()  # a CPU resizes nothing smaller with antialias
+            map_1MYX = map_1MYX.float()  # a CPU cannot resize smaller types with antialiasing
         resized = F.interpolate(map_1MYX, size=grid, mode="bilinear", antialias=True)
         rows_NM = resized.flatten(2)[0].mT.to(weight.dtype)
         return torch.cat([rows_NM, rows_NM[:1].expand(slots - len(rows_NM), -1)])
 
 
 class _PoolingHead(nn.Module):
-    """Weights alone: features of patches are what the network reads."""
+    """Weights only: the network reads the features of patches instead."""
 
     def __init__(self, arch: VisionArchitecture) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
     size = [grid.rows * side, grid.columns * side]
     image_CYX = torch.from_numpy(pixels).permute(2, 0, 1)
     if [*image_CYX.shape[1:]] != size:
-        # In whole levels, rounded: a float would differ in the last bits.
+        # Rounded to whole levels: a float would differ in the last bits.
         image_CYX = F.interpolate(image_CYX[None], size=size, mode="bilinear", antialias=True)[0]
     mean_C11, std_C11 = (
         (torch.tensor(levels) * (1.0 / arch.rescale_factor))[:, None, None]
@@ -120,7 +120,10 @@ def vision_inputs(pixels: np.ndarray, arch: VisionArchitecture) -> VisionInputs:
 
 
 def _grid(height: int, width: int, arch: VisionArchitecture) -> Grid:
-    """Patches of the largest image of that shape within the limit: a search for its scale."""
+    """Return the patches of the largest image of that shape within the limit.
+
+    Searches for its scale.
+    """
     eps, side = 1e-5, arch.patch_size
 
     def cells(scale: float) -> tuple[int, int]:

@@ -45,7 +45,7 @@ _LAYERS = "model.layers."
 _WHOLE_LAYERS = Share(0, 1)
 # Modules that are on one device as a whole.
 _NOT_SPLIT = ["DecoderLayer", "ResBlock", "VisionTower", "Vae"]
-# The router decides in float32 whatever the rest is; the VAE loses detail below it.
+# The router computes in float32 in any case; the VAE loses detail in narrower dtypes.
 _WIDE = {"wg", "vae"}
 Places = Mapping[str, int | str | torch.device]
 
@@ -83,7 +83,7 @@ def load(
     network = without_weights(arch, quantization, cuts)
     moes = [layer.mlp for layer in network.model.layers]
 
-    # Where each module goes; experts have their room at once.
+    # The device of each module; experts are allocated at once.
     places: Places = {"": device_map or "cpu"}
     experts = [f"{_LAYERS}{number}.mlp.experts" for number in range(len(moes))]
     if device_map == "balanced":
@@ -93,8 +93,8 @@ def load(
     for moe, name in zip(moes, experts, strict=True):
         moe.make_room(dtype, place_of(name, places))
 
-    # Every tensor to its place, cut to what its rank has: after the first rank layers alone.
-    # Quantised weights come from the cache where it has them, else they go there.
+    # Every tensor goes to its place, cut to the rank's share; ranks after the first have only
+    # layers. Quantized weights come from the cache on a hit, and go there on a miss.
     start = "" if first + share.number == 0 else _LAYERS
     missing = {name for name in network.state_dict() if name.startswith(start)}
     kept: KeptWeights | None = None
@@ -152,7 +152,7 @@ def offload_experts(network: HunyuanImage3ForCausalMM, resident_bytes: int) -> O
 
 
 def checked(folder: Path) -> Architecture:
-    """The architecture of `folder`, whose files hold every tensor of it and no other.
+    """Return the architecture of `folder`, whose files must have exactly its tensors.
 
     Raises CheckpointError.
     """
@@ -161,9 +161,9 @@ def checked(folder: Path) -> Architecture:
     return arch
 
 
-@lru_cache(maxsize=2)  # A network is built to know them.
+@lru_cache(maxsize=2)  # The network must be built to know them.
 def expected_shapes(arch: Architecture) -> Mapping[str, tuple[int, ...]]:
-    """Every tensor that a checkpoint of this architecture holds, without allocating any."""
+    """Return every tensor of a checkpoint of this architecture, without allocating any."""
     return tensor_shapes(without_weights(arch))
 
 
@@ -182,9 +182,9 @@ def without_weights(
 
 
 class _NoValues(TorchFunctionMode):
-    """Inside, new weights get no initial values.
+    """Skips the initial values of new weights in its block.
 
-    On the meta device these would make torch import its compiler, which takes longer than loading a
+    On the meta device, they would make torch import its compiler, which takes longer than loading a
     small model.
     """
 
@@ -233,7 +233,7 @@ def balanced(
     wide = {name: torch.float32 for name in network.state_dict() if stays_wide(name)}
     known = {"no_split_module_classes": _NOT_SPLIT, "dtype": dtype, "special_dtypes": wide}
     shares = shares or get_balanced_memory(network, **known)
-    # Nothing is offloaded in the end; this only keeps a warning about it away.
+    # Nothing is offloaded in the end; this only avoids a warning.
     places: Places = infer_auto_device_map(
         network, max_memory=shares, offload_buffers=True, **known
     )

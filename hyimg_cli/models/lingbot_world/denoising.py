@@ -81,7 +81,7 @@ class ChunkDenoiser:
             rows=rows,
             columns=columns,
         )
-        # Chunks whose clean K/V are in the cache, and the one whose constants are.
+        # The chunks whose clean K/V are in the cache, and the chunk whose constants are computed.
         self._filled, self._begun = 0, -1
         # Four steps leave none to estimate.
         self.velocities = VelocityCache(None, ())
@@ -100,7 +100,7 @@ class ChunkDenoiser:
     @torch.no_grad()
     def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
         chunk, number = divmod(index, len(self._levels) + 1)
-        # Have the clean K/V of all chunks before this one in the cache.
+        # Compute the clean K/V of all chunks before this one, if they are not in the cache.
         for earlier in range(self._filled, chunk):
             self._clean(earlier, latents_BCFYX)
         if number == len(self._levels):
@@ -120,7 +120,7 @@ class ChunkDenoiser:
         return moved_BCFYX
 
     def state(self) -> Mapping[str, Tensor]:
-        """Nothing: latents are enough to go on from."""
+        """Return nothing: the latents are enough to resume."""
         return {}
 
     def restore(self, index: int, state: Mapping[str, Tensor]) -> None:

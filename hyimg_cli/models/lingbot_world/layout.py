@@ -30,7 +30,7 @@ _OTHERS = {
     "text_encoder": frozenset({"UMT5EncoderModel"}),
     "tokenizer": frozenset({"T5Tokenizer", "T5TokenizerFast"}),
 }
-# Names of the same number in the original configuration.
+# Other names of the same number in the original configuration.
 _ORIGINAL = {"num_attention_heads": "num_heads", "in_channels": "in_dim", "out_channels": "out_dim"}
 
 
@@ -61,7 +61,7 @@ class NetworkShape:
 
 
 def is_lingbot_world(folder: Path) -> bool:
-    """True for any checkpoint of LingBot-World, also those that are refused."""
+    """Return True for any checkpoint of LingBot-World, including refused ones."""
     if (folder / _PUBLISHED).is_dir():
         return True
     index = _json(folder / INDEX)
@@ -72,7 +72,7 @@ def is_lingbot_world(folder: Path) -> bool:
 
 
 def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayout:
-    """Return the checkpoint's parts; those from `components`, if given, but the transformer.
+    """Return the checkpoint's parts; all but the transformer come from `components`, if given.
 
     Raises CheckpointError with the reason for a checkpoint that is not supported.
     """

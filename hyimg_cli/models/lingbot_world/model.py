@@ -96,7 +96,7 @@ class LingBotWorld(ClipsModel):
         self.bring_back_transformer()
         network = self.networks[0]
         self.place.bring(network)
-        # Fewer are asked for by a prewarm alone.
+        # Only prewarming asks for fewer.
         used = levels(first.flow_shift)[: first.num_inference_steps]
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]
         return ChunkDenoiser(network, inputs, used, first.size)

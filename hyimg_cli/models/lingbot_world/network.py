@@ -30,13 +30,13 @@ CHANNELS = 6 * FOLD * FOLD
 Intrinsics = tuple[float, float, float, float]
 _THETA = 10000.0
 CAMERA_LAYERS = ("cam_injector_layer1", "cam_injector_layer2", "cam_scale_layer", "cam_shift_layer")
-# Whatever the others are: what modulates every token, and norms with weights.
+# These stay in float32 in any dtype: what modulates every token, and norms with weights.
 IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
 
 
 @dataclass
 class Clip:
-    """What all passes of one or several requests share: the cache and constants.
+    """State shared by all passes of one or several requests: the cache and constants.
 
     Of the request: `text`, `times` by number of the pass, `whole_rope`; of the chunk: `camera`.
     """
@@ -55,7 +55,7 @@ class LingBotNetwork(nn.Module):
         super().__init__()
         self.shape = shape
         numbers = {**asdict(shape), "rope_max_seq_len": 1}
-        del numbers["text_len"], numbers["num_frames_per_block"]  # no numbers of Wan's
+        del numbers["text_len"], numbers["num_frames_per_block"]  # not a number of Wan's
         wan: Any = WanTransformer3DModel(**numbers)
         width = shape.width
         self.patch_embedding, self.condition_embedder = wan.patch_embedding, wan.condition_embedder
@@ -110,7 +110,7 @@ class LingBotNetwork(nn.Module):
             clip.camera.append((block.cam_scale_layer(hidden), block.cam_shift_layer(hidden)))
 
     def text(self, text_BNM: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """K/V of the text in every block, [B, H, N, D]."""
+        """Return the text's K/V in every block, [B, H, N, D]."""
         embedded = self.condition_embedder.text_embedder(text_BNM.to(self.device, self.dtype))
         return [
             (
@@ -121,7 +121,7 @@ class LingBotNetwork(nn.Module):
         ]
 
     def time(self, timestep: int) -> tuple[Tensor, Tensor]:
-        """A timestep's embedding [1, M] and its six modulations [1, 6, M], in float32."""
+        """Return a timestep's embedding [1, M] and its six modulations [1, 6, M], in float32."""
         embedder = self.condition_embedder
         half = self.shape.freq_dim // 2
         angles = timestep * _THETA ** -(torch.arange(half, dtype=torch.float64) / half)
@@ -130,7 +130,7 @@ class LingBotNetwork(nn.Module):
         return embedded, embedder.time_proj(fun.silu(embedded)).unflatten(1, (6, -1))
 
     def camera_embedding(self, camera_BCFYX: Tensor) -> Tensor:
-        """Tokens of a grid of rays, [B, S, M]."""
+        """Return the tokens of a grid of rays, [B, S, M]."""
         patched = patches(camera_BCFYX, self.shape.patch_size).to(self.dtype)
         embedded: Tensor = self.patch_embedding_wancamctrl(patched)
         inner = fun.silu(self.c2ws_hidden_states_layer1(embedded))
@@ -157,7 +157,7 @@ class LingBotNetwork(nn.Module):
     def block(
         self, clip: Clip, layer: int, chunk: int, hidden_BSM: Tensor, modulation_16M: Tensor
     ) -> Tensor:
-        """A block: attention to the cache up to the chunk's end, camera, text, feed-forward."""
+        """Run a block: attention to the cache up to the chunk's end, camera, text, feed-forward."""
         block = self.blocks[layer]
         shift, scale, gate, ff_shift, ff_scale, ff_gate = (
             block.scale_shift_table + modulation_16M
@@ -175,7 +175,7 @@ class LingBotNetwork(nn.Module):
         return _gated(hidden_BSM, block.ffn(normed), ff_gate)
 
     def attention(self, clip: Clip, layer: int, chunk: int, rows_BSM: Tensor) -> Tensor:
-        """The chunk's own rows go into their slots; every row reads all slots up to their end."""
+        """Write the chunk's rows to their slots, and attend to all slots up to their end."""
         module, batch, tokens = self.blocks[layer].attn1, *rows_BSM.shape[:2]
         slots = slice(chunk * tokens, (chunk + 1) * tokens)
         cosines, sines = clip.whole_rope
@@ -200,15 +200,15 @@ class LingBotNetwork(nn.Module):
 
 
 def rope(grid: tuple[int, int, int], head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [S, D / 2] of tokens in frame, row, column order: Wan's."""
+    """Return cosines and sines [S, D / 2] of tokens in frame, row, column order, as in Wan."""
     table = WanRotaryPosEmbed(head_dim, (1, 1, 1), max(grid))
-    # The library has each number twice, for both of a pair.
+    # The library has each number twice, once for each of a pair.
     cosines, sines = (both[0, :, 0, ::2] for both in table(torch.empty(1, 1, *grid)))
     return cosines, sines
 
 
 def rotated(x_BHSD: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Neighbouring numbers of each head turned as pairs, in float32."""
+    """Rotate neighbouring numbers of each head as pairs, in float32."""
     cosines, sines = angles
     left, right = x_BHSD.float().unflatten(3, (-1, 2)).unbind(-1)
     turned = (left * cosines - right * sines, left * sines + right * cosines)
@@ -237,7 +237,7 @@ def plucker(poses_F44: Tensor, intrinsics: Intrinsics, size: Size) -> Tensor:
 
 
 def patches(grid_BCFYX: Tensor, patch: tuple[int, int, int]) -> Tensor:
-    """Tokens [B, S, C times a patch's cells] of a grid, in the order of a convolution's weights."""
+    """Return tokens [B, S, C times a patch's cells] of a grid, in a convolution's weight order."""
     across: Tensor = grid_BCFYX.unflatten(4, (-1, patch[2])).unflatten(3, (-1, patch[1]))
     split: Tensor = across.unflatten(2, (-1, patch[0]))
     # batch, channels, then (frame, in patch), (row, in patch), (column, in patch)

@@ -18,9 +18,9 @@ from hyimg_cli.files import bytes_of
 from hyimg_cli.spec.job import Size, VideoJob
 
 Array: TypeAlias = np.ndarray
-# The size that intrinsics are given for.
+# The picture size to which intrinsics refer.
 GIVEN = Size(480, 832)
-# Of a path of keys, which brings none: a horizontal view of 80 degrees, the centre in the middle.
+# Intrinsics for a path of keys, which has none: a horizontal view of 80 degrees, centred.
 KEY_INTRINSICS = (500.0, 500.0, 416.0, 240.0)
 MOVE, TURN, STEEPEST = 0.05, 2.0, 85.0
 _KEYS = "wasdijkl"
@@ -34,24 +34,25 @@ _KEYS_HINT = (
 
 @dataclass(frozen=True)
 class CameraPath:
-    """Poses [N, 4, 4] of the frames that are used, and fx, fy, cx, cy for a picture of `GIVEN`."""
+    """Poses [N, 4, 4] of the used frames, and fx, fy, cx, cy for a picture of size `GIVEN`."""
 
     poses_N44: Array
     intrinsics: tuple[float, float, float, float]
 
     def at(self, frames: int) -> Array:
-        """Each of `frames` poses, spread over the whole path, relative to the one before it:
-        [F, 4, 4], the first the identity, translations by the longest of the whole path.
+        """Return `frames` poses, spread over the whole path, relative to the one before: [F, 4, 4].
+
+        The first is the identity; translations are divided by the longest of the whole path.
         """
         poses_F44 = interpolated(self.poses_N44, frames)
         made = np.tile(np.eye(4), (frames, 1, 1))
-        # NOTE: by the transposed rotation, not by a matrix inverse, whose rounding would be a
+        # NOTE: uses the transposed rotation, not a matrix inverse, whose rounding would be a
         # motion.
         back_F33 = poses_F44[:-1, :3, :3].transpose(0, 2, 1)
         made[1:, :3, :3] = back_F33 @ poses_F44[1:, :3, :3]
         steps_F31 = (poses_F44[1:, :3, 3] - poses_F44[:-1, :3, 3])[:, :, None]
         made[1:, :3, 3] = (back_F33 @ steps_F31)[:, :, 0]
-        # A camera that only turns has no longest way.
+        # A camera that only turns has no longest translation.
         longest = np.linalg.norm(made[:, :3, 3], axis=1).max()
         if longest > 0:
             made[:, :3, 3] /= longest
@@ -106,10 +107,10 @@ def camera_path(job: VideoJob) -> CameraPath:
 
 
 def key_poses(text: str) -> Array:
-    """Poses of a key string, one more than its frames, the first the identity, [N, 4, 4].
+    """Return the poses [N, 4, 4] of a key string, one more than its frames.
 
-    w s: forward, back; d a: right, left; i k: up, down; l j: turn right, left. Raises JobError for
-    a text that is none.
+    The first is the identity. w s: forward, back; d a: right, left; i k: up, down; l j: turn right,
+    left. Raises JobError for an invalid text.
     """
     from scipy.spatial.transform import Rotation  # takes 0.3 s
 
@@ -125,7 +126,7 @@ def key_poses(text: str) -> Array:
             if not -STEEPEST <= pitch + up <= STEEPEST:
                 up = 0.0
             pitch += up
-            # A turn goes before the step.
+            # The turn comes before the step.
             moved = poses[-1].copy()
             moved[:3, :3] = turned("y", right) @ moved[:3, :3] @ turned("x", up)
             for axis, keys_of in ((2, "ws"), (0, "da")):
@@ -155,7 +156,7 @@ def interpolated(poses_N44: Array, frames: int) -> Array:
     """
     from scipy.spatial.transform import Rotation, Slerp  # takes 0.3 s
 
-    # A way has two ends, also that of one pose.
+    # Interpolation needs two ends, even for a single pose.
     poses = np.asarray(poses_N44 if len(poses_N44) > 1 else [*poses_N44] * 2, np.float64)
     known, places = np.arange(len(poses)), np.linspace(0, len(poses_N44) - 1, frames)
     made = np.tile(np.eye(4), (frames, 1, 1))
@@ -167,7 +168,7 @@ def interpolated(poses_N44: Array, frames: int) -> Array:
 
 
 def _read(path: str) -> Array:
-    """Numbers of an npy file as doubles. Raises JobError."""
+    """Return the numbers of an npy file as doubles. Raises JobError."""
     try:
         data = bytes_of(Path(path), _FILE_BYTES)
         values = np.load(io.BytesIO(data), allow_pickle=False)

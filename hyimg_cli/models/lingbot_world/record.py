@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BF16_BYTES = 2
 _PIXELS_PER_CELL, _FRAME_STRIDE = 8, 4
-# Decoded whole, as it is published: latent frame by latent frame, so the size alone counts.
+# Decoded whole, as published: one latent frame at a time, so only the size counts.
 _NO_TILES = TileRule(1 << 20, 1 << 20, _PIXELS_PER_CELL)
 
 
@@ -68,7 +68,7 @@ class LingBotFolder:
 
 
 def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
-    """The card of a checkpoint, called `model` by the user; bytes are of parts that are there."""
+    """Return the card of a checkpoint, called `model` by the user; bytes are of existing parts."""
     shape = network_shape(layout)
     defaults = VideoDefaults(
         size=Size(480, 832),
@@ -80,8 +80,8 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
     )
     facts = stored_facts(layout, defaults)
     size, multiple = facts["defaults"].size, _PIXELS_PER_CELL * shape.patch_size[1]
-    # Of K/V; of the camera's scale and shift and a forward's rows in float32 (residual, normed,
-    # queries, keys, values, and the feed-forward's); and of the text's K/V.
+    # Bytes of K/V; of the camera's scale and shift and a forward's rows in float32 (residual,
+    # normed, queries, keys, values, and the feed-forward's); and of the text's K/V.
     pair = 2 * shape.num_layers * shape.width * _BF16_BYTES
     rows = 4 * (6 * shape.width + 2 * shape.ffn_dim)
     return VideoCard(

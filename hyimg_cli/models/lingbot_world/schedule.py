@@ -20,12 +20,12 @@ class NoiseLevel:
     timestep: int
     sigma: float
     renoise: float
-    # 1 - renoise, in float32 as it is published.
+    # 1 - renoise, in float32 as published.
     keep: float
 
 
 def levels(flow_shift: float) -> tuple[NoiseLevel, ...]:
-    """The levels of a request, first the noisiest."""
+    """Return the levels of a request, noisiest first."""
     timesteps, sigmas = table(flow_shift)
     found = []
     for timestep in timesteps[list(INDICES)]:
@@ -37,8 +37,8 @@ def levels(flow_shift: float) -> tuple[NoiseLevel, ...]:
 
 
 def table(flow_shift: float) -> tuple[np.ndarray, np.ndarray]:
-    """All timesteps, whole numbers, and their sigmas in float32."""
-    # The first level has been through float32 when the line to 0 is drawn.
+    """Return all timesteps, as whole numbers, and their sigmas in float32."""
+    # The first level is rounded to float32 before the line to 0 is computed.
     straight = np.linspace(float(np.float32(1 - 1 / TABLE)), 0, TABLE + 1)[:-1]
     sigmas = flow_shift * straight / (1 + (flow_shift - 1) * straight)
     return (sigmas * TABLE).astype(np.int64), sigmas.astype(np.float32)

@@ -35,7 +35,7 @@ _OF_ORIGINAL = "head.modulation"
 
 
 def original_name(name: str) -> str:
-    """The original name of a weight that has diffusers'."""
+    """Return the original name of a weight that has diffusers' name."""
     for pattern, replacement in _ORIGINAL:
         name = re.sub(pattern, replacement, name)
     return name
@@ -48,7 +48,7 @@ def check_network(part: Component, shape: NetworkShape) -> int:
 
 
 def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> LingBotNetwork:
-    """The network, ready for inference, in `place`. Raises CheckpointError."""
+    """Return the network, ready for inference, in `place`. Raises CheckpointError."""
     network, names = _match_files(part, shape)
     place.release()
 

@@ -14,7 +14,7 @@ from tiny_checkpoints.writing import bfloat16, write_json, write_weights
 
 SEED = "tiny-video-1"
 LIBRARY = "0.42.1"
-# Words of the films that the embedded checkpoint is trained on: one token each, as whole words.
+# Words of the films on which the embedded checkpoint is trained: one token each, as whole words.
 WORDS = (
     "circle", "square", "triangle", "red", "yellow", "green", "blue", "purple", "white",
     "left", "right", "up", "down", "still", "moves", "moving", "goes", "slides", "stays", "stands",
@@ -22,8 +22,8 @@ WORDS = (
 )  # fmt: skip
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # The released tokenizer spends 108 tokens on everything before the prompt, and the pipeline cuts
-# exactly those off. Here a token is a byte, so the system message, in which none of WORDS occurs,
-# is cut to what makes it 108.
+# off exactly this many. Here a token is a byte, so the system message, which contains none of
+# WORDS, is cut to give 108 in all.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{% if message['role'] == 'system' %}{{ message['content'][:92] }}"
@@ -135,7 +135,7 @@ MODEL_INDEX: dict[str, Any] = {
 
 
 def write(folder: Path, *, seed: str = SEED) -> None:
-    """The whole checkpoint; an existing folder's other files are left alone."""
+    """Write the whole checkpoint; other files in an existing folder are kept."""
     write_json(folder / "model_index.json", MODEL_INDEX)
     write_json(folder / "card.json", CARD)
     write_json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
@@ -186,15 +186,16 @@ def _write_networks(folder: Path, seed: str) -> None:
 
 
 def transformer_dtype(name: str) -> torch.dtype:
-    """The glyph projection is 2048 wide whatever the config says: most of the weights, kept in one
-    byte each.
+    """Return the dtype: the glyph projection, most of the weights, takes one byte each.
+
+    It is 2048 wide in any configuration.
     """
     is_wide = name.startswith("context_embedder_2.linear_") and name.endswith(".weight")
     return torch.float8_e4m3fn if is_wide else torch.bfloat16
 
 
 def arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration file's content as its class takes it."""
+    """Return a configuration file's contents as its class takes them."""
     return {
         key: value
         for key, value in config.items()
@@ -203,7 +204,7 @@ def arguments(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_tokenizers(folder: Path) -> None:
-    """One token a byte; the special tokens and the words behind them."""
+    """Write tokenizers with one token a byte, then the special tokens and the words."""
     main = folder / "tokenizer"
     characters = [*SPECIAL[:1], *bytes_to_unicode().values(), *SPECIAL[1:]]
     vocabulary = {character: index for index, character in enumerate(characters)}

@@ -79,7 +79,7 @@ _SHARDS = 2
 
 
 def write(folder: Path, *, converted: bool = False) -> None:
-    """A checkpoint in one of the two layouts: `converted` for diffusers, or as published."""
+    """Write a checkpoint in one of the two layouts: `converted` for diffusers, or as published."""
     wan.write(folder if converted else folder / "components")
     write_json(folder / "card.json", CARD)
     if converted:
@@ -94,7 +94,7 @@ def write(folder: Path, *, converted: bool = False) -> None:
 def write_transformer(
     folder: Path, config: dict[str, Any], name_of: Callable[[str], str] = original_name
 ) -> None:
-    """Its configuration, and its weights in shards with an index, under their original names."""
+    """Write its configuration, and its weights in shards with an index, under original names."""
     write_json(folder / "config.json", config)
     with torch.device("meta"):
         found = LingBotNetwork(SHAPE).state_dict()

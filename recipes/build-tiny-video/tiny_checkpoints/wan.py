@@ -70,7 +70,7 @@ SCHEDULER: dict[str, Any] = {
 
 
 def write(folder: Path, *, boundary_ratio: float | None = None, seed: str = SEED) -> None:
-    """A Wan 2.1 checkpoint, or with `boundary_ratio` a Wan 2.2 one of two transformers."""
+    """Write a Wan 2.1 checkpoint, or with `boundary_ratio` a Wan 2.2 one of two transformers."""
     write_json(folder / "model_index.json", index_of(boundary_ratio))
     write_json(folder / "card.json", CARD)
     write_json(folder / "scheduler" / "scheduler_config.json", SCHEDULER)
@@ -88,7 +88,7 @@ def write(folder: Path, *, boundary_ratio: float | None = None, seed: str = SEED
 
 
 def index_of(boundary_ratio: float | None) -> dict[str, Any]:
-    """Contents of model_index.json."""
+    """Return the contents of model_index.json."""
     network = ["diffusers", "WanTransformer3DModel"]
     return {
         "_class_name": "WanPipeline",
@@ -125,13 +125,13 @@ def _write_transformer(folder: Path, seed: str) -> None:
 
 
 def kept_in_float32(name: str) -> torch.dtype:
-    """As the released checkpoints are read: norms, time embedding and tables in float32."""
+    """Return names kept in float32, as in released checkpoints: norms, time embedding, tables."""
     kept = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
     return torch.float32 if any(part in name for part in kept) else torch.bfloat16
 
 
 def _write_tokenizer(folder: Path) -> None:
-    """One token a printable character."""
+    """Write a tokenizer with one token a printable character."""
     characters = ["<pad>", "</s>", "<unk>", "▁", *(chr(code) for code in range(33, 127))]
     vocabulary = [(c, 0.0 if index < 3 else -1.0) for index, c in enumerate(characters)]
     tokenizer = T5Tokenizer(vocab=vocabulary, extra_ids=0)

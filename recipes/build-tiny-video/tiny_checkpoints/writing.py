@@ -1,6 +1,6 @@
-"""Writing one component: its config as given, weights from names alone.
+"""Write one component: its configuration as given, weights from names alone.
 
-Weights are drawn by numpy from a seed made of the seed and the tensor's name, not by the
+numpy draws the weights from a seed made of the seed and the tensor's name, instead of the
 libraries' own initialisation, so that no library version changes a byte.
 """
 
@@ -20,13 +20,13 @@ DtypeOf = Callable[[str], torch.dtype]
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """An indented JSON file, keys as given."""
+    """Write an indented JSON file, with keys as given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_weights(path: Path, build: Callable[[], nn.Module], seed: str, dtype: DtypeOf) -> None:
-    """Random weights of the module that `build` makes, as one safetensors file."""
+    """Write random weights of the module that `build` makes, as one safetensors file."""
     with torch.device("meta"):
         module = build()
     tied: set[str] = set(getattr(module, "_tied_weights_keys", None) or ())
@@ -41,7 +41,7 @@ def write_weights(path: Path, build: Callable[[], nn.Module], seed: str, dtype: 
 
 
 def drawn(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A weight: ones for scales of norms, near zero for biases, variance 1 / fan-in else."""
+    """Draw a weight: ones for norms' scales, near zero for biases, else variance 1 / fan-in."""
     generator = np.random.default_rng(
         int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
     )

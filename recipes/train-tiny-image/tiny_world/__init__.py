@@ -1,1 +1,1 @@
-"""A small world of coloured shapes: what the embedded checkpoint is trained on and judged by."""
+"""A small world of coloured shapes, for training and judging the embedded checkpoint."""

@@ -10,7 +10,7 @@ from tiny_world.scenes import PICTURE_PX
 
 LAYERS = 4
 LATENT_PX = 16
-# The square is the only size it is trained on: index 16 of the official table, at any base size.
+# Only the square is trained: index 16 of the official table, at any base size.
 RATIO_INDEX = 16
 # Rows (and columns) of latent cells and of ViT patches in one picture.
 LATENT_GRID = PICTURE_PX // LATENT_PX
@@ -137,7 +137,7 @@ _VISION: dict[str, Any] = {
 
 
 def checkpoint_config(tokenizer: Tokenizer, scaling_factor: float) -> dict[str, Any]:
-    """The whole `config.json`."""
+    """Return the whole `config.json`."""
     ids = {
         "vocab_size": tokenizer.get_vocab_size(),
         "pad_token_id": tokenizer.token_to_id("<pad>"),
@@ -153,7 +153,7 @@ def checkpoint_config(tokenizer: Tokenizer, scaling_factor: float) -> dict[str, 
 
 
 def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The whole `generation_config.json`."""
+    """Return the whole `generation_config.json`."""
     return {
         "bot_task": "think_recaption",
         "diff_guidance_scale": 3.0,
@@ -175,10 +175,10 @@ def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def tiny_architecture(tokenizer: Tokenizer, scaling_factor: float = 1.0) -> Architecture:
-    """The network that `checkpoint_config` describes."""
+    """Return the network that `checkpoint_config` describes."""
     return architecture(checkpoint_config(tokenizer, scaling_factor))
 
 
 def with_scaling(arch: Architecture, scaling_factor: float) -> Architecture:
-    """The same network with the autoencoder's measured scaling."""
+    """Return the same network with the autoencoder's measured scaling."""
     return replace(arch, vae=replace(arch.vae, scaling_factor=scaling_factor))

@@ -1,8 +1,8 @@
-"""Training rows: the product's own layouts, padded to one length, with copies of the noisy picture.
+"""Training rows: the product's own layouts, padded, with copies of the noisy picture.
 
 A row is everything before the generated picture's `<timestep>`, then `copies` times that timestep
 and its image tokens, each copy with its own noise. Copies do not see each other, so each is exactly
-the product's sequence; the prefix is paid for once.
+the product's sequence, and the prefix is computed once.
 
 Shapes: B row · S token · K copy · N image token.
 """
@@ -50,7 +50,7 @@ _LENGTH_STEP = 16
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence: its layout, whether as the unconditional branch, and where CE applies."""
+    """One sequence: its layout, whether it is the unconditional branch, and where CE applies."""
 
     layout: Layout
     is_unconditional: bool
@@ -68,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows as tensors. `next_ids_BS` is -100 where no token is to be learnt.
+    """Rows as tensors. `next_ids_BS` is -100 for tokens that are not learnt.
 
     Index tensors name the slots of image tokens: `timesteps_BK`, `image_BKN` of the generated
     picture, `source_BN` parts of the source picture (None without one).
@@ -86,13 +86,13 @@ class Batch:
 
 
 class RowBuilder:
-    """Rows of tasks, by the product's layout builder."""
+    """Makes rows of tasks with the product's layout builder."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
 
     def row(self, task: Wish | Edit, written: Written, *, is_unconditional: bool = False) -> Row:
-        """The sequence of a task after its text has been written as it should be."""
+        """Return the sequence of a task after its correct text."""
         cot = sections_of_text(self.vocabulary, cot_text(task, written), "instruct")
         layout = self._prompted(task).picture(cot if written != "none" else [], _TARGET)
         opening = self._prompted(task).opening(trigger(written))
@@ -104,7 +104,7 @@ class RowBuilder:
         return builder.prompt(task.text, sources=sources)
 
     def random_row(self, task: Wish | Edit, rng: random.Random) -> Row:
-        """The same with a random kind of written text, at times as the unconditional branch."""
+        """Return the same with a random kind of text, sometimes as the unconditional branch."""
         shares = _SHARES[isinstance(task, Edit)]
         written = rng.choices(list(shares), list(shares.values()))[0]
         is_unconditional = rng.random() < _UNCONDITIONAL_SHARE
@@ -112,7 +112,7 @@ class RowBuilder:
 
 
 def cot_text(task: Wish | Edit, written: Written) -> str:
-    """What the AR stage should write, tags included."""
+    """Return the text that the AR stage should write, tags included."""
     if isinstance(task, Edit):
         thought, scene = think_about_edit(task), task.target
     else:
@@ -122,13 +122,13 @@ def cot_text(task: Wish | Edit, written: Written) -> str:
 
 
 def trigger(written: Written) -> str:
-    """The tag that opens the written text."""
+    """Return the tag that opens the written text."""
     return {"none": "", "recaption": "<recaption>"}.get(written, "<think>")
 
 
 def batch(rows: Sequence[Row], vocabulary: Vocabulary, *, copies: int) -> Batch:
-    """Rows of one kind (all with a source, or none), padded to the longest."""
-    # Few different lengths: a CPU prepares its kernels anew for each.
+    """Return rows of one kind (all with a source, or none), padded to the longest."""
+    # Only few lengths: a CPU prepares its kernels again for each.
     longest = max(row.prefix for row in rows) + copies * (1 + CELLS)
     length = -(-longest // _LENGTH_STEP) * _LENGTH_STEP
     ids_BS = torch.full((len(rows), length), vocabulary.cfg)
@@ -152,7 +152,7 @@ def batch(rows: Sequence[Row], vocabulary: Vocabulary, *, copies: int) -> Batch:
 
 
 def _next_ids(row: Row, vocabulary: Vocabulary) -> Tensor:
-    """Next-token targets of the prefix: the written text, its closing, and the ratio token."""
+    """Return targets for the prefix's next tokens: text, its closing, and the ratio token."""
     targets = torch.full((row.prefix,), _NO_TARGET)
     if row.is_unconditional:
         return targets
@@ -173,7 +173,10 @@ def _positions(row: Row, copies: int) -> Tensor:
 
 
 def _visible(rows: Sequence[Row], prefix_B: Tensor, copies: int, length: int) -> Tensor:
-    """Who sees whom, [B, S, S]: causal in the prefix, full inside a picture, copies apart."""
+    """Return which token sees which, [B, S, S].
+
+    Causal in the prefix, full inside a picture; copies do not see each other.
+    """
     index_S = torch.arange(length)
     after_BS = index_S - prefix_B[:, None]
     copy_BS = torch.where(after_BS >= 0, after_BS.div(1 + CELLS, rounding_mode="floor") + 1, 0)

@@ -1,7 +1,7 @@
-"""The words of the small world: canonical recaptions, prompts, edit instructions, think texts.
+"""The texts of the small world: canonical recaptions, prompts, edits, think texts.
 
-A recaption states the whole scene in one fixed form. Prompts vary in wording and leave things
-unsaid; what they leave unsaid is what `scenes.DEFAULTS` names, and a colour is then free.
+A recaption states the whole scene in one fixed form. Prompts vary in wording and leave facts
+unsaid; an unsaid fact has its value in `scenes.DEFAULTS`, and an unsaid colour is free.
 """
 
 import random
@@ -65,7 +65,7 @@ _NONSENSE = ("hello", "hello world", "something nice", "anything", "surprise me"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user types for a new picture: the text, the facts it states, the scene it may mean."""
+    """A user's prompt for a new picture: its text, its facts, and a scene that it may mean."""
 
     text: str
     said: tuple[str, ...]
@@ -73,7 +73,7 @@ class Wish:
 
     @property
     def demand(self) -> tuple[Scene, tuple[str, ...]]:
-        """A scene, and the facts of it that the picture must show."""
+        """Return a scene, and its facts that the picture must show."""
         return self.scene, self.said
 
 
@@ -88,12 +88,12 @@ class Edit:
 
     @property
     def demand(self) -> tuple[Scene, tuple[str, ...]]:
-        """The target, all of it: what an edit does not name must stay."""
+        """Return the whole target: what an edit does not name must stay."""
         return self.target, FACTS
 
 
 def recaption(scene: Scene) -> str:
-    """The one canonical sentence of a scene."""
+    """Return the one canonical sentence of a scene."""
     return (
         f"A {scene.size} {scene.colour} {scene.shape} {PLACE_PHRASES[scene.place]}, "
         f"on a plain {scene.background} background."
@@ -107,7 +107,7 @@ _CANONICAL = re.compile(
 
 
 def scene_of(text: str) -> Scene | None:
-    """The scene a canonical sentence states; None for any other text."""
+    """Return the scene of a canonical sentence; None for any other text."""
     match = _CANONICAL.fullmatch(text.strip())
     if match is None:
         return None
@@ -117,7 +117,7 @@ def scene_of(text: str) -> Scene | None:
 
 
 def random_wish(rng: random.Random, scene: Scene | None = None) -> Wish:
-    """A prompt that means `scene`, or a random one."""
+    """Return a prompt that means `scene`, or a random one."""
     scene = random_scene(rng) if scene is None else scene
     said = said_facts(scene, rng)
     opening = rng.choice(_OPENINGS)
@@ -128,14 +128,14 @@ def random_wish(rng: random.Random, scene: Scene | None = None) -> Wish:
 
 
 def unknown_wish(rng: random.Random, scene: Scene) -> Wish:
-    """A prompt for something we cannot draw, answered with `scene`."""
+    """Return a prompt for something that cannot be drawn, answered with `scene`."""
     subject = _a(noun := rng.choice(_UNKNOWN_NOUNS)) + noun + rng.choice(_UNKNOWN_TAILS)
     text = rng.choice(_OPENINGS) + subject if rng.random() < 0.8 else rng.choice(_NONSENSE)
     return Wish(_dressed(text, rng), (), scene)
 
 
 def think_about(wish: Wish) -> str:
-    """The reasoning before a new picture: what was asked, and what we choose ourselves."""
+    """Return the reasoning before a new picture: what was asked, and what is chosen."""
     scene, said = wish.scene, wish.said
     if "shape" not in said:
         return "I cannot draw that. I will draw a simple shape instead."
@@ -149,7 +149,7 @@ def think_about(wish: Wish) -> str:
 
 
 def random_edit(rng: random.Random, source: Scene, *, kinds: int | None = None) -> Edit:
-    """An instruction that changes one fact of `source`, at times two."""
+    """Return an instruction that changes one fact of `source`, sometimes two."""
     count = kinds or (2 if rng.random() < 0.1 else 1)
     facts = tuple(rng.sample(FACTS, count))
     target = source
@@ -159,14 +159,14 @@ def random_edit(rng: random.Random, source: Scene, *, kinds: int | None = None) 
 
 
 def worded_edit(rng: random.Random, source: Scene, target: Scene, facts: tuple[str, ...]) -> Edit:
-    """An instruction that turns `source` into `target`."""
+    """Return an instruction that turns `source` into `target`."""
     parts = [_instruction(source, target, fact, rng) for fact in facts]
     text = rng.choice(("", "", "", "please ", "can you ", "now ")) + " and ".join(parts)
     return Edit(_dressed(text, rng), facts, source, target)
 
 
 def think_about_edit(edit: Edit) -> str:
-    """The reasoning before an edited picture: what the source shows, and what changes to what."""
+    """Return the reasoning before an edit: what the source shows, and what changes to what."""
     seen = recaption(edit.source)
     seen = seen[0].lower() + seen[1:]
     changes = " and ".join(f"the {fact} to {getattr(edit.target, fact)}" for fact in edit.facts)
@@ -174,7 +174,7 @@ def think_about_edit(edit: Edit) -> str:
 
 
 def said_facts(scene: Scene, rng: random.Random) -> tuple[str, ...]:
-    """The facts a prompt states; one whose value is not the default must be among them."""
+    """Return a prompt's facts; one with a value other than the default must be among them."""
     rates = {"shape": 0.0, "colour": 0.05, "background": 0.4, "place": 0.75, "size": 0.75}
     return tuple(
         fact
@@ -280,7 +280,7 @@ def _size_change(source: Scene, target: Scene, rng: random.Random) -> str:
 
 
 def _it(source: Scene, rng: random.Random) -> str:
-    """How an instruction refers to the shape of the source."""
+    """Return how an instruction refers to the source's shape."""
     shape = _word(source.shape, rng)
     colour = _word(source.colour, rng)
     forms = ("it", "the {}", "the {}", "the {}", "the shape", "this {}")
@@ -305,12 +305,12 @@ def _articled(text: str) -> str:
 
 
 def _dressed(text: str, rng: random.Random) -> str:
-    """Capitals and a full stop as people type them."""
+    """Add capitals and a full stop as people type them."""
     text = text[:1].upper() + text[1:] if rng.random() < 0.4 else text
     return text + rng.choice(("", "", ".", "!")) if text and rng.random() < 0.6 else text
 
 
 def is_consistent(edit: Edit) -> bool:
-    """Whether source and target differ in exactly the facts the edit names, and can be drawn."""
+    """Return True if source and target differ in exactly the named facts, and can be drawn."""
     merged = replace(edit.source, **{fact: getattr(edit.target, fact) for fact in edit.facts})
     return merged == edit.target and is_drawable(edit.target) and edit.source != edit.target

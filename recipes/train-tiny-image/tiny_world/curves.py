@@ -1,4 +1,4 @@
-"""The loss curves of a run as a picture, where matplotlib is installed."""
+"""Draw the loss curves of a run, if matplotlib is installed."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ _PANELS = {
 
 
 def write_curves(folder: Path) -> None:
-    """`curves.png` from the logs in `folder`; nothing without matplotlib."""
+    """Write `curves.png` from the logs in `folder`; nothing without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return
     from matplotlib.figure import Figure

@@ -1,5 +1,7 @@
-"""Where a worker computes. Every random draw of data is made on the CPU and moved: a seed means the
-same pictures and noise wherever the arithmetic is done.
+"""The devices on which workers compute.
+
+All random data is drawn on the CPU and moved, so a seed means the same pictures and noise on any
+device.
 """
 
 import dataclasses
@@ -14,14 +16,14 @@ Tensors = TypeVar("Tensors")
 
 
 def worker_device(name: str) -> torch.device:
-    """This worker's device: `cpu`, one GPU (`cuda:1`), or with `cuda` the GPUs in turn."""
+    """Return this worker's device: `cpu`, one GPU (`cuda:1`), or with `cuda` the GPUs in turn."""
     if name == "cuda":
         return torch.device("cuda", rank() % torch.cuda.device_count())
     return torch.device(name)
 
 
 def fault(name: str) -> str:
-    """What is wrong with a device's name on this machine; empty where nothing is."""
+    """Return what is wrong with a device's name on this machine; empty if nothing."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -35,17 +37,17 @@ def fault(name: str) -> str:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """Where a module's first parameter lies."""
+    """Return the device of a module's first parameter."""
     return next(module.parameters()).device
 
 
 def mixed(device: torch.device) -> torch.autocast:
-    """Products in bfloat16, on whichever device."""
+    """Compute products in bfloat16, on any device."""
     return torch.autocast(device.type, torch.bfloat16)
 
 
 def moved(data: Tensors, device: torch.device) -> Tensors:
-    """A dataclass with its tensors on `device`; the same object's fields where they are there."""
+    """Return a dataclass with its tensors on `device`; tensors already there are not copied."""
     assert dataclasses.is_dataclass(data)
     assert not isinstance(data, type)
     fields = {name: value for name, value in vars(data).items() if isinstance(value, Tensor)}

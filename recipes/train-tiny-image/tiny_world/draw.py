@@ -1,4 +1,4 @@
-"""Scenes to pixels: signed distances of each shape, half-pixel coverage, a whole batch at once.
+"""Draw scenes: signed distances of each shape, half-pixel coverage, a whole batch at once.
 
 Shapes: B batch · Y X rows, columns · C colour channels · N table rows · V corners · P points.
 """
@@ -23,9 +23,9 @@ _JITTER_TINT = 9.0
 
 @dataclass(frozen=True)
 class Jitter:
-    """How far each picture of a batch is from the exact scene; a source and its target share it.
+    """How each picture differs from the exact scene; a source and its target share it.
 
-    `shift_B2` is (down, right) in pixels, `scale_B` a factor on the size, `tint_BC` is added to
+    `shift_B2` is (down, right) in pixels, `scale_B` a factor on the size. `tint_BC` is added to
     both colours.
     """
 
@@ -35,7 +35,7 @@ class Jitter:
 
 
 def jitter(count: int, generator: torch.Generator, *, tinted: bool = False) -> Jitter:
-    """Uniform jitter for `count` pictures; colours stay exact unless `tinted`."""
+    """Return uniform jitter for `count` pictures; colours stay exact unless `tinted`."""
     uniform_B6 = torch.rand(count, 6, generator=generator) * 2 - 1
     return Jitter(
         shift_B2=uniform_B6[:, :2] * _JITTER_PX,
@@ -45,12 +45,12 @@ def jitter(count: int, generator: torch.Generator, *, tinted: bool = False) -> J
 
 
 def no_jitter(count: int) -> Jitter:
-    """Every shape exactly in its place and colour."""
+    """Return no jitter: every shape exactly in its place and colour."""
     return Jitter(torch.zeros(count, 2), torch.ones(count), torch.zeros(count, 3))
 
 
 def render(scenes: Sequence[Scene], jitter: Jitter) -> Tensor:
-    """Pictures uint8 [B, 3, Y, X]."""
+    """Return pictures uint8 [B, 3, Y, X]."""
     middle_B2 = torch.tensor([PLACES[scene.place] for scene in scenes]) + jitter.shift_B2
     radius_B = torch.tensor([SIZES[scene.size] for scene in scenes]) * jitter.scale_B
     coverage_BYX = coverage([scene.shape for scene in scenes], middle_B2, radius_B).unsqueeze(1)
@@ -62,17 +62,17 @@ def render(scenes: Sequence[Scene], jitter: Jitter) -> Tensor:
 
 
 def to_unit(pixels_BCYX: Tensor) -> Tensor:
-    """uint8 pictures as float32 in [-1, 1]."""
+    """Return uint8 pictures as float32 in [-1, 1]."""
     return pixels_BCYX.float() / 127.5 - 1
 
 
 def to_bytes(pixels_BCYX: Tensor) -> Tensor:
-    """Pictures in [-1, 1] as uint8, clamped."""
+    """Return pictures in [-1, 1] as uint8, clamped."""
     return ((pixels_BCYX.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def coverage(shapes: Sequence[str], middle_B2: Tensor, radius_B: Tensor) -> Tensor:
-    """How much of each pixel the shape covers, [B, Y, X] in 0..1.
+    """Return how much of each pixel the shape covers, [B, Y, X] in 0..1.
 
     `middle_B2` is (down, right) in pixels from the middle of the picture, `radius_B` in pixels.
     """
@@ -99,7 +99,7 @@ def _colours(names: Sequence[str]) -> Tensor:
 
 @cache
 def _distance_table(shape: str) -> Tensor:
-    """Signed distance to the shape of radius 1 on a square grid, negative inside, [N, N]."""
+    """Return the signed distance to the shape of radius 1 on a grid, negative inside, [N, N]."""
     assert shape in SHAPES, shape
     axis = torch.linspace(-_TABLE_REACH, _TABLE_REACH, _TABLE_CELLS)
     y_NN, x_NN = torch.meshgrid(axis, axis, indexing="ij")
@@ -111,7 +111,7 @@ def _distance_table(shape: str) -> Tensor:
 
 
 def _corners(shape: str) -> list[tuple[float, float]]:
-    """Corners (x, y) with y down; the box of every shape is centred on the origin."""
+    """Return corners (x, y) with y down; the box of every shape is centred on the origin."""
     outlines = {
         "square": [(-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)],
         "triangle": [(0.0, -0.92), (1.0, 0.92), (-1.0, 0.92)],
@@ -130,13 +130,16 @@ def _spoke(k: int, length: float) -> tuple[float, float]:
 
 
 def _heart_point(angle: float) -> tuple[float, float]:
-    """Source: the well-known parametric heart, 16 sin^3 against a cosine series."""
+    """Return points of a heart.
+
+    Source: the well-known parametric heart, 16 sin^3 against a cosine series.
+    """
     lobes = 13 * math.cos(angle) - 5 * math.cos(2 * angle) - 2 * math.cos(3 * angle)
     return 16 * math.sin(angle) ** 3, math.cos(4 * angle) - lobes
 
 
 def _boxed(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The outline moved and scaled so that its box is centred and its longer half side is 1."""
+    """Return the outline with a centred box, whose longer half side is 1."""
     xs, ys = zip(*points, strict=True)
     middle = (max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2
     half = max(max(xs) - min(xs), max(ys) - min(ys)) / 2
@@ -144,7 +147,7 @@ def _boxed(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _polygon_distance(points_P2: Tensor, corners_V2: Tensor) -> Tensor:
-    """Signed distance [P] to a closed polygon; inside by crossing parity."""
+    """Return the signed distance [P] to a closed polygon; inside by crossing parity."""
     start_1V2, edge_1V2 = corners_V2[None], (corners_V2.roll(-1, 0) - corners_V2)[None]
     offset_PV2 = points_P2[:, None] - start_1V2
     along_PV = ((offset_PV2 * edge_1V2).sum(-1) / (edge_1V2**2).sum(-1)).clamp(0, 1)

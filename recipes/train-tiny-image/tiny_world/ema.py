@@ -5,7 +5,10 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """Smoothed copy of every parameter; a shorter memory at first, so that early weights fade."""
+    """A smoothed copy of every parameter.
+
+    Its memory is shorter at first, so that early weights fade.
+    """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay, self.updates = decay, 0

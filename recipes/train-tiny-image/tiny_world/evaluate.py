@@ -1,4 +1,4 @@
-"""Rates of a checkpoint on held-out jobs, through the product: `hyimg generate`, then the judge."""
+"""Measure a checkpoint on held-out jobs with the product: `hyimg generate`, then the judge."""
 
 import json
 import os
@@ -29,7 +29,7 @@ _LOOSE_SEED = 7
 
 @dataclass(frozen=True)
 class Question:
-    """One job and what its picture must show: `facts` of `wanted`."""
+    """One job and the required content of its picture: `facts` of `wanted`."""
 
     custom_id: str
     kind: str
@@ -41,7 +41,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back: the picture, the facts that are wrong in it, and the scene it was told."""
+    """An answer: the picture, its wrong facts, and the scene that its text states."""
 
     question: Question
     picture_CYX: Tensor
@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def is_text_right(self) -> bool:
-        """Whether the recaption is in canonical form and states what was asked."""
+        """Return True if the recaption is canonical and states what was asked."""
         if self.told is None:
             return False
         facts, wanted = self.question.facts, self.question.wanted
@@ -58,7 +58,7 @@ class Answer:
 
 
 def questions(count: int) -> list[Question]:
-    """Up to `count` of a kind: held-out jobs, plain and loose wordings, with and without text."""
+    """Return up to `count` held-out jobs of a kind, plain and loose, with and without text."""
     lists = held_out()
     plain = ordinary_prompts()
     every = max(1, len(plain) // count)
@@ -86,7 +86,7 @@ def questions(count: int) -> list[Question]:
 def answers(
     checkpoint: Path, asked: Sequence[Question], folder: Path, *, workers: int = 1
 ) -> list[Answer]:
-    """Every question's answer by `hyimg generate`; resumes where an earlier run stopped."""
+    """Answer every question with `hyimg generate`; resumes an earlier run."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = [(asked[n::workers], folder / f"part-{n}") for n in range(workers)]
     running = [_generating(checkpoint, part, place) for part, place in parts if part]
@@ -97,7 +97,10 @@ def answers(
 
 
 def rates(given: Iterable[Answer]) -> dict[str, dict[str, float]]:
-    """By kind, and for edits by what they change: n, share right, share by fact, of right texts."""
+    """Return rates by kind, and for edits by what they change.
+
+    Number, share right, share by fact, share of right texts.
+    """
     by_kind: dict[str, list[Answer]] = defaultdict(list)
     for answer in given:
         question = answer.question
@@ -108,7 +111,7 @@ def rates(given: Iterable[Answer]) -> dict[str, dict[str, float]]:
 
 
 def write_failures(given: Iterable[Answer], file: Path, *, limit: int = 96) -> None:
-    """A contact sheet of wrong pictures; nothing where there are none."""
+    """Write a contact sheet of wrong pictures; nothing if there are none."""
     wrong = [answer.picture_CYX for answer in given if answer.wrong][:limit]
     file.unlink(missing_ok=True)
     if wrong:
@@ -123,7 +126,7 @@ def _question(custom_id: str, kind: str, task: Task, bot_task: str) -> Question:
 def _generating(
     checkpoint: Path, asked: Sequence[Question], folder: Path
 ) -> subprocess.Popen[bytes]:
-    """The product at work on some questions, on one thread."""
+    """Run the product on some questions, on one thread."""
     folder.mkdir(exist_ok=True)
     manifest = folder / "heldout.jsonl"
     manifest.write_text("".join(_line(q, folder) for q in asked), encoding="utf-8")

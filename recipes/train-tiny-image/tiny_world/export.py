@@ -1,4 +1,4 @@
-"""A trained network as a checkpoint in the official layout, ready to be embedded."""
+"""Export a trained network as a checkpoint in the official layout, ready to embed."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from tiny_world.tokenizer import write_tokenizer
 
 @dataclass(frozen=True)
 class Provenance:
-    """What the model card says about how the weights came to be."""
+    """How the weights were made, for the model card."""
 
     is_trained: bool
     scenes_seen: frozenset[Scene]
@@ -50,7 +50,7 @@ def export(
 
 
 def stored(network: HunyuanImage3ForCausalMM) -> dict[str, Tensor]:
-    """Every tensor under its official name in the dtype it is stored in.
+    """Return every tensor under its official name, in the dtype in which it is stored.
 
     The autoencoder only ever sees one frame, so its outer temporal taps are never read: zero.
     """

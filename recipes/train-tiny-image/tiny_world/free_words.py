@@ -1,6 +1,6 @@
-"""Looser wordings, for training only: how people ask who have not read the templates.
+"""Loose wordings, for training only, by people who have not read the templates.
 
-Apart from `captions.py`, so that the held-out lists made with those stay as they are.
+Separate from `captions.py`, so that the held-out lists made with it stay unchanged.
 """
 
 import random
@@ -43,7 +43,7 @@ _DIRECTIONS = {"left": "left", "right": "right", "top": "up", "bottom": "down"}
 
 
 def free_wish(rng: random.Random, scene: Scene) -> Wish:
-    """A loosely worded prompt that means `scene`."""
+    """Return a loosely worded prompt that means `scene`."""
     said = said_facts(scene, rng)
     noun = _noun(scene, said, rng)
     place = f" {_word(scene.place, rng)}" if "place" in said else ""
@@ -65,7 +65,7 @@ def free_wish(rng: random.Random, scene: Scene) -> Wish:
 
 
 def free_edit(rng: random.Random, edit: Edit) -> Edit:
-    """The same edit, loosely worded; some pairs of changes have a wording of their own."""
+    """Return the same edit, loosely worded; some pairs of changes have their own wording."""
     new = {fact: _word(getattr(edit.target, fact), rng) for fact in edit.facts}
     it = rng.choice(("it", "it", "this", f"the {_word(edit.source.shape, rng)}", "the shape"))
     if set(edit.facts) == {"colour", "shape"}:

@@ -1,7 +1,7 @@
-"""Scenes, prompts and edits kept out of training, to judge it by.
+"""Scenes, prompts and edits that are kept out of training, to judge it.
 
-A held-out scene is never drawn in training, neither as a picture to make nor as a source, so no
-prompt that means it is ever trained either. `heldout.json` was written before the training run.
+Training never draws a held-out scene, neither as a result nor as a source, so it never sees a
+prompt that means it. `heldout.json` was written before the training run.
 """
 
 import json
@@ -22,7 +22,7 @@ _EDITS = 256
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is kept out. Prompts mean, and edits lead to, one of the `scenes`."""
+    """Held-out tasks. Prompts mean one of the `scenes`, and edits lead to one."""
 
     scenes: frozenset[Scene]
     prompts: tuple[Wish, ...]
@@ -31,7 +31,7 @@ class HeldOut:
 
 @cache
 def held_out() -> HeldOut:
-    """The committed lists."""
+    """Return the committed lists."""
     lists = json.loads(FILE.read_text(encoding="utf-8"))
     return HeldOut(
         scenes=frozenset(Scene(**scene) for scene in lists["scenes"]),
@@ -41,19 +41,19 @@ def held_out() -> HeldOut:
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Whether training must not draw this scene."""
+    """Return True if training must not draw this scene."""
     return scene in held_out().scenes
 
 
 def trainable_scene(rng: random.Random) -> Scene:
-    """A random scene that training may draw."""
+    """Return a random scene that training may draw."""
     while is_held_out(scene := random_scene(rng)):
         pass
     return scene
 
 
 def chosen(seed: int = _SEED) -> HeldOut:
-    """The lists made anew from their seed; what `heldout.json` was written from."""
+    """Make the lists again from their seed, as `heldout.json` was made."""
     rng = random.Random(seed)
     scenes: dict[Scene, None] = {}
     while len(scenes) < _SCENES:
@@ -66,7 +66,7 @@ def chosen(seed: int = _SEED) -> HeldOut:
 
 
 def write(lists: HeldOut, file: Path) -> None:
-    """The lists as JSON, one entry a line."""
+    """Write the lists as JSON, one entry a line."""
     order = sorted(lists.scenes, key=_rank)
     parts = {
         "scenes": [asdict(scene) for scene in order],
@@ -81,7 +81,7 @@ def write(lists: HeldOut, file: Path) -> None:
 
 
 def _prompts(scenes: list[Scene], rng: random.Random) -> list[Wish]:
-    """Prompts that state a shape and a colour, so that they mean one scene."""
+    """Return prompts that state a shape and a colour, so that they mean one scene."""
     wishes: dict[str, Wish] = {}
     while len(wishes) < _PROMPTS:
         wish = random_wish(rng, rng.choice(scenes))
@@ -91,7 +91,7 @@ def _prompts(scenes: list[Scene], rng: random.Random) -> list[Wish]:
 
 
 def _edits(scenes: list[Scene], rng: random.Random) -> list[Edit]:
-    """One-step edits from any scene to a held-out one, every kind as often as it comes."""
+    """Return one-step edits from any scene to a held-out one, kinds as frequent as by chance."""
     kept = frozenset(scenes)
     edits: dict[Edit, None] = {}
     while len(edits) < _EDITS:
@@ -121,8 +121,11 @@ def _rank(scene: Scene) -> tuple[int, ...]:
 
 
 def ordinary_prompts() -> tuple[Wish, ...]:
-    """The plainest prompt of every large, centred shape on every background: `a red circle on a
-    blue background`. Held out as wording or not, these must work."""
+    """Return the plainest prompt of every large, centred shape on every background.
+
+    Such as `a red circle on a blue background`. These must work, whether their wording is held out
+    or not.
+    """
     return tuple(
         Wish(
             f"a {colour} {shape} on a {background} background".replace("a orange", "an orange"),

@@ -1,7 +1,7 @@
-"""What a picture of the small world shows, read from its pixels alone.
+"""Read the scene of a small-world picture from its pixels alone.
 
-Background from the border ring, colour from the pixels that differ from it, shape and size by the
-overlap with drawn templates, place from the centre of gravity.
+The background comes from the border ring, the colour from the pixels that differ from it, shape and
+size from the overlap with drawn templates, and the place from the centre of gravity.
 
 Shapes: Y X rows, columns · C colour channels · N templates.
 """
@@ -24,7 +24,7 @@ _EDGE_GAIN = 2.5
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was seen, how well the shape fits its template (0..1), how far the colours are off."""
+    """The scene seen, how well the shape fits (0..1), and how far the colours are off."""
 
     scene: Scene | None
     overlap: float
@@ -32,19 +32,19 @@ class Verdict:
 
     @property
     def is_clean(self) -> bool:
-        """A well-formed shape in colours of the palette."""
+        """True for a well-formed shape in colours of the palette."""
         is_shaped = self.scene is not None and self.overlap >= _MIN_OVERLAP
         return is_shaped and self.colour_distance <= _MAX_COLOUR_DISTANCE
 
     def wrong(self, wanted: Scene, facts: Iterable[str]) -> tuple[str, ...]:
-        """Those of `facts` that are not as wanted; all of them if the picture is not clean."""
+        """Return the `facts` that are not as wanted; all of them if the picture is not clean."""
         if self.scene is None or not self.is_clean:
             return tuple(facts)
         return tuple(f for f in facts if getattr(self.scene, f) != getattr(wanted, f))
 
 
 def judge(picture_CYX: Tensor) -> Verdict:
-    """The verdict on one uint8 picture [3, 64, 64]."""
+    """Return the verdict on one uint8 picture [3, 64, 64]."""
     pixels_CYX = picture_CYX.float()
     background_C = _border(pixels_CYX).median(dim=1).values
     contrast_YX = (pixels_CYX - background_C[:, None, None]).norm(dim=0)
@@ -76,9 +76,9 @@ def _nearest_colour(colour_C: Tensor) -> tuple[str, float]:
 
 
 def _cover(pixels_CYX: Tensor, background_C: Tensor, colour_C: Tensor) -> Tensor:
-    """Share of the shape's colour in each pixel, [Y, X] in 0..1; stray colours count as 0.5.
+    """Return the share of the shape's colour in each pixel, [Y, X] in 0..1.
 
-    Edges are sharpened: a soft outline is no other shape.
+    Stray colours count as 0.5. Edges are sharpened: a soft outline is not another shape.
     """
     axis_C = colour_C - background_C
     offset_CYX = pixels_CYX - background_C[:, None, None]
@@ -89,7 +89,7 @@ def _cover(pixels_CYX: Tensor, background_C: Tensor, colour_C: Tensor) -> Tensor
 
 
 def _fitted(cover_YX: Tensor) -> tuple[str, float, float, tuple[float, float]]:
-    """The template that overlaps best: shape, overlap, radius, and middle (down, right)."""
+    """Return the template with the best overlap: shape, overlap, radius, middle (down, right)."""
     area, down, right = _moments(cover_YX)
     fits = []
     for shape in SHAPES:
@@ -105,7 +105,7 @@ def _fitted(cover_YX: Tensor) -> tuple[str, float, float, tuple[float, float]]:
 
 
 def _moments(cover_YX: Tensor) -> tuple[float, float, float]:
-    """Area and centre of gravity (down, right) from the middle of the picture, in pixels."""
+    """Return area and centre of gravity (down, right) from the picture's middle, in pixels."""
     axis = torch.arange(PICTURE_PX) + 0.5 - PICTURE_PX / 2
     area = cover_YX.sum().item()
     down, right = (cover_YX.sum(1) @ axis).item(), (cover_YX.sum(0) @ axis).item()
@@ -114,7 +114,7 @@ def _moments(cover_YX: Tensor) -> tuple[float, float, float]:
 
 @cache
 def _unit_moments(shape: str) -> tuple[float, float, float]:
-    """The same for the shape of radius 1 whose box is centred."""
+    """Return the same for the shape of radius 1 whose box is centred."""
     radius = 28.0
     area, down, right = _moments(coverage([shape], torch.zeros(1, 2), torch.tensor([radius]))[0])
     return area / radius**2, down / radius, right / radius

@@ -1,4 +1,4 @@
-"""The exported checkpoint's README: what it is, what it was trained on, how well it does."""
+"""The exported checkpoint's README: the model, its training and its rates."""
 
 import json
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _COLUMNS = ("n", "right", "text", "shape", "colour", "background", "place", "siz
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card says about a run: settings, seconds and steps by stage, machine, a remark."""
+    """Facts of a run for its card: settings, seconds and steps by stage, machine, a remark."""
 
     run: WholeRun
     stages: dict[str, tuple[float, int]]
@@ -33,13 +33,13 @@ class Facts:
 
 
 def model_card(facts: Facts, rates: dict[str, dict[str, float]]) -> str:
-    """The card as Markdown; without rates where none were measured."""
+    """Return the card as Markdown; without rates if none were measured."""
     parts = [_INTRODUCTION.format(**_world()), _training(facts)]
     return "\n".join([*parts, _table(rates)] if rates else parts)
 
 
 def seconds_of(folder: Path) -> dict[str, tuple[float, int]]:
-    """Training seconds and steps by stage, from the logs."""
+    """Return training seconds and steps by stage, from the logs."""
     return {stage: _last(folder / f"{stage}_log.jsonl") for stage in ("vae", "joint")}
 
 

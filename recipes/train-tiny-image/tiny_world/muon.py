@@ -15,9 +15,10 @@ _ROUNDS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Parameters of two or more dimensions; a kernel counts as a matrix, outputs by the rest.
+    """Muon for parameters of two or more dimensions.
 
-    A cubic kernel is updated in its middle temporal tap alone: the only one a single frame meets.
+    A kernel counts as a matrix of outputs by all other dimensions. A cubic kernel is updated only
+    in its middle temporal tap, the only one that a single frame uses.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Muon(torch.optim.Optimizer):
                 self._update(parameters, group)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, float]) -> None:
-        """Parameters of one shape, together: many small products cost more than one batch."""
+        """Update parameters of one shape together: many small products take longer than a batch."""
         ahead = [self._ahead(parameter, group["momentum"]) for parameter in parameters]
         flat = torch.stack(ahead).flatten(2)
         updates = _orthogonal(flat).view_as(torch.stack(ahead))
@@ -55,7 +56,7 @@ class Muon(torch.optim.Optimizer):
         return gradient.lerp(state["momentum"], momentum)
 
     def _matrix(self, tensor: Tensor | None) -> Tensor:
-        """The part of a parameter that a single frame uses."""
+        """Return the part of a parameter that a single frame uses."""
         assert tensor is not None, "only parameters with a gradient are updated"
         if tensor.ndim != 5:
             return tensor
@@ -64,7 +65,7 @@ class Muon(torch.optim.Optimizer):
 
 
 class KernelMuon(Muon):
-    """For films: a cubic kernel is updated in all its taps."""
+    """Muon for films: updates all taps of a cubic kernel."""
 
     def _matrix(self, tensor: Tensor | None) -> Tensor:
         assert tensor is not None, "only parameters with a gradient are updated"
@@ -72,7 +73,7 @@ class KernelMuon(Muon):
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """About the nearest matrices [.., rows, columns] with singular values near 1."""
+    """Return about the nearest matrices [.., rows, columns] with singular values near 1."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = (matrices.mT if is_tall else matrices).to(torch.bfloat16)
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -1,4 +1,4 @@
-"""The two optimisers of a run as one: Muon for matrices and kernels, AdamW for the rest."""
+"""The two optimisers of a run: Muon for matrices and kernels, AdamW for the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Optimizers:
         )
 
     def step(self, factor: float) -> float:
-        """Apply the gradients at `factor` of the peak rates; returns their norm before clipping."""
+        """Apply the gradients at `factor` of the peak rates; return their norm before clipping."""
         self.muon.param_groups[0]["lr"] = self.rates.muon * factor
         self.adam.param_groups[0]["lr"] = self.rates.adam * factor
         average_gradients(self.module)

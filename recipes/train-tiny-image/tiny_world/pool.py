@@ -18,12 +18,12 @@ from tiny_world.heldout import is_held_out, trainable_scene
 from tiny_world.scenes import Scene
 
 _CHUNK = 64
-# Sources in a user's hands are never quite in our colours: this share is a little off.
+# Users' sources never have exactly our colours: this share is slightly off.
 _TINTED_SHARE = 0.4
 
 
 class Moments(NamedTuple):
-    """Posterior of encoded pictures, each [B, C, Y, X], unscaled."""
+    """The posterior of encoded pictures, each [B, C, Y, X], unscaled."""
 
     mean_BCYX: Tensor
     logvar_BCYX: Tensor
@@ -31,7 +31,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool:
-    """Pairs; those from `clean_from` on are in exact colours and serve as new pictures too."""
+    """Pairs; those from `clean_from` on have exact colours and also serve as new pictures."""
 
     edits: tuple[Edit, ...]
     clean_from: int
@@ -41,12 +41,12 @@ class Pool:
 
     @property
     def scenes(self) -> frozenset[Scene]:
-        """Every scene that training saw."""
+        """Return every scene that training has seen."""
         return frozenset(s for edit in self.edits for s in (edit.source, edit.target))
 
 
 def drawn_pool(vae: Vae, *, pairs: int, seed: int) -> Pool:
-    """`pairs` random edits, none of a held-out scene, drawn and encoded."""
+    """Draw and encode `pairs` random edits, none of a held-out scene."""
     rng = random.Random(f"{seed}/pool")
     generator = torch.Generator().manual_seed(rng.getrandbits(60))
     edits = tuple(trainable_edit(rng) for _ in range(pairs))
@@ -62,7 +62,7 @@ def drawn_pool(vae: Vae, *, pairs: int, seed: int) -> Pool:
 
 
 def trainable_edit(rng: random.Random) -> Edit:
-    """A random edit between scenes that training may draw."""
+    """Return a random edit between scenes that training may draw."""
     while is_held_out((edit := random_edit(rng, trainable_scene(rng))).target):
         pass
     return edit
@@ -70,7 +70,7 @@ def trainable_edit(rng: random.Random) -> Edit:
 
 @torch.no_grad()
 def encoded(vae: Vae, pixels_BCYX: Tensor) -> Moments:
-    """Moments of uint8 pictures, computed where the autoencoder lies, kept on the CPU."""
+    """Return moments of uint8 pictures, computed on the autoencoder's device, kept on the CPU."""
     parts, device = [], device_of(vae)
     for chunk in pixels_BCYX.split(_CHUNK):
         with mixed(device):
@@ -80,7 +80,7 @@ def encoded(vae: Vae, pixels_BCYX: Tensor) -> Moments:
 
 
 def sampled(vae: Vae, moments: Moments, index_B: Tensor, generator: torch.Generator) -> Tensor:
-    """Scaled latents of some pictures, drawn from their posteriors."""
+    """Return scaled latents of some pictures, drawn from their posteriors."""
     mean_BCYX = moments.mean_BCYX[index_B]
     noise_BCYX = torch.randn(mean_BCYX.shape, generator=generator)
     return vae.posterior_sample(mean_BCYX, moments.logvar_BCYX[index_B], noise_BCYX)

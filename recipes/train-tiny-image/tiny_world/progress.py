@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 def waiting(
     console: Console, stage: str, log: Path, minutes: float
 ) -> Iterator[Callable[[], None]]:
-    """A bar while a stage runs; call what is yielded now and then."""
+    """Show a bar during a stage; call the yielded function now and then."""
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(stage, total=minutes * 60)
@@ -32,7 +32,7 @@ def waiting(
 
 
 def _last_line(log: Path) -> dict[str, float]:
-    """The newest line with a time; empty where there is none yet."""
+    """Return the newest line with a time; empty if there is none yet."""
     if not log.exists():
         return {}
     lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()[-3:])

@@ -1,7 +1,7 @@
-"""What a training stage keeps: its parts' weights, its step, its clock and its log.
+"""The state of a training stage: its parts' weights, its step, its clock and its log.
 
-One file a stage, `<stage>_state.pt`, rewritten every minute under another name and put in place;
-one line of `<stage>_log.jsonl` at a time. Worker 0 writes, all read.
+One file a stage, `<stage>_state.pt`, is written under another name every minute and then renamed.
+`<stage>_log.jsonl` gets one line at a time. Worker 0 writes, and all workers read.
 """
 
 import json
@@ -28,12 +28,15 @@ class Part(Protocol):
 
 
 class RunState:
-    """Step and clock of one stage in one worker; training time counts over all resumed runs."""
+    """Step and clock of one stage in one worker.
+
+    Training time counts over all resumed runs.
+    """
 
     def __init__(
         self, folder: Path, stage: str, parts: Mapping[str, Part], *, device: torch.device
     ) -> None:
-        """`parts` have names that stay the same; those of an earlier run take up their state."""
+        """Restore an earlier run's state; `parts` have names that never change."""
         self.step, self.elapsed_s = 0, 0.0
         self._parts = parts
         self._file, self._log = folder / f"{stage}_state.pt", folder / f"{stage}_log.jsonl"
@@ -43,7 +46,7 @@ class RunState:
 
     @contextmanager
     def timed_step(self) -> Iterator[None]:
-        """One training step; every worker's clock then shows what worker 0's does."""
+        """Train one step; every worker's clock then equals worker 0's."""
         began = time.monotonic()
         yield
         self.step += 1
@@ -54,11 +57,11 @@ class RunState:
         return self.step % _LOG_EVERY == 0
 
     def log(self, facts: Mapping[str, float]) -> None:
-        """A line with the step and the clock."""
+        """Log a line with the step and the clock."""
         self.note({"step": self.step, "elapsed_s": round(self.elapsed_s, 1)} | dict(facts))
 
     def note(self, line: Mapping[str, float]) -> None:
-        """A line as it is."""
+        """Log a line unchanged."""
         if rank() == 0:
             with self._log.open("a", encoding="utf-8") as log:
                 log.write(json.dumps(dict(line)) + "\n")
@@ -68,7 +71,7 @@ class RunState:
             self.save()
 
     def save(self) -> None:
-        """Put everything in the state file; a kill leaves the one before or this one."""
+        """Save everything to the state file; after a kill it is the old or the new one."""
         self._saved_at = time.monotonic()
         if rank() != 0:
             return

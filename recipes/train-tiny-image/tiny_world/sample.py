@@ -1,6 +1,6 @@
-"""Batched drawing and reading with the training forward: quick rates while a run is under way.
+"""Draw and read batches with the training forward, for quick rates during a run.
 
-The text is given (as it should have been written); `evaluate.py` lets the product write its own.
+The text is given (as it should have been written); in `evaluate.py` the product writes its own.
 
 Shapes: B row · C Y X latents or pixels · N picture.
 """
@@ -33,7 +33,7 @@ _STEPS = 16
 
 @dataclass(frozen=True)
 class Sources:
-    """Source pictures of some edits: pixels uint8 and scaled latents; None for new pictures."""
+    """Source pictures of some edits: uint8 pixels and scaled latents; None for new pictures."""
 
     pixels_BCYX: Tensor | None = None
     latents_BCYX: Tensor | None = None
@@ -42,7 +42,10 @@ class Sources:
 def quick_rates(
     network: HunyuanImage3ForCausalMM, rows: RowBuilder, picture_file: Path, *, count: int = 48
 ) -> dict[str, float]:
-    """Share of held-out jobs drawn right, and of texts written exactly; a contact sheet beside."""
+    """Return the share of held-out jobs drawn right, and of texts written exactly.
+
+    Also writes a contact sheet.
+    """
     lists, rates, sheets = held_out(), {}, []
     network.eval()
     kinds: list[tuple[str, Sequence[Wish | Edit]]] = [
@@ -69,7 +72,7 @@ def drawn(
     written: Written,
     sources: Sources,
 ) -> Tensor:
-    """Pictures uint8 [B, 3, Y, X] after the text each task should have got."""
+    """Return pictures uint8 [B, 3, Y, X], drawn after each task's correct text."""
     both = [_batch(rows, tasks, written, is_unconditional=flag) for flag in (False, True)]
     generator = torch.Generator().manual_seed(0)
     channels = network.arch.vae.latent_channels
@@ -85,7 +88,7 @@ def drawn(
 
 
 def write_sheet(pixels_NCYX: Tensor, file: Path, *, columns: int = 16) -> None:
-    """Pictures side by side as a PNG."""
+    """Write pictures side by side as a PNG."""
     missing = -len(pixels_NCYX) % columns
     blank = torch.zeros(missing, *pixels_NCYX.shape[1:], dtype=torch.uint8)
     grid = torch.cat([pixels_NCYX, blank]).unflatten(0, (-1, columns))
@@ -140,7 +143,10 @@ def _share_exact(
     tasks: Sequence[Wish | Edit],
     sources: Sources,
 ) -> float:
-    """Rows whose every token is the likeliest after those before: what greedy decoding writes."""
+    """Return the share of rows that greedy decoding would write exactly.
+
+    Every token is then the likeliest after the ones before it.
+    """
     padded = _batch(rows, tasks, "think_recaption", is_unconditional=False)
     latents_BKCYX = torch.zeros(len(tasks), 1, network.arch.vae.latent_channels, 1, 1)
     latents_BKCYX = latents_BKCYX.expand(-1, -1, -1, LATENT_GRID, LATENT_GRID)

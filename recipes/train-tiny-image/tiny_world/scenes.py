@@ -1,4 +1,4 @@
-"""What a picture of the small world shows: one shape, its colour, place and size, a background."""
+"""Scenes of the small world: one shape, its colour, place and size, and a background."""
 
 import random
 from dataclasses import dataclass, fields, replace
@@ -20,7 +20,7 @@ PALETTE: dict[str, tuple[int, int, int]] = {
 COLOURS = tuple(PALETTE)
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "heart")
 
-# Where the middle of the shape lies, in pixels from the middle of the picture: (down, right).
+# Position of the shape's middle, in pixels from the picture's middle: (down, right).
 PLACES: dict[str, tuple[float, float]] = {
     "centre": (0.0, 0.0),
     "left": (0.0, -14.0),
@@ -31,7 +31,7 @@ PLACES: dict[str, tuple[float, float]] = {
 # Half the longer side of the shape's box, in pixels.
 SIZES: dict[str, float] = {"small": 10.5, "large": 15.5}
 
-# What is drawn where a prompt says nothing; an unsaid colour is free.
+# Values for facts that a prompt does not state; an unsaid colour is free.
 DEFAULTS = {"background": "white", "place": "centre", "size": "large"}
 
 
@@ -50,18 +50,18 @@ FACTS = tuple(field.name for field in fields(Scene))
 
 
 def choices(fact: str) -> tuple[str, ...]:
-    """All values that `fact` can take."""
+    """Return all values that `fact` can have."""
     tables = {"shape": SHAPES, "place": tuple(PLACES), "size": tuple(SIZES)}
     return tables.get(fact, COLOURS)
 
 
 def is_drawable(scene: Scene) -> bool:
-    """Whether the shape can be told from its background."""
+    """Return True if the shape differs from its background."""
     return scene.colour != scene.background
 
 
 def random_scene(rng: random.Random) -> Scene:
-    """Any drawable scene; the defaults of place, size and background come up more often."""
+    """Return any drawable scene; defaults of place, size and background are more frequent."""
     background = "white" if rng.random() < 0.2 else rng.choice(COLOURS)
     return Scene(
         shape=rng.choice(SHAPES),
@@ -73,7 +73,7 @@ def random_scene(rng: random.Random) -> Scene:
 
 
 def changed(scene: Scene, fact: str, rng: random.Random) -> Scene:
-    """The scene with another value of `fact`, still drawable."""
+    """Return the scene with another value of `fact`, still drawable."""
     old = getattr(scene, fact)
     values = [value for value in choices(fact) if value != old]
     drawable = [value for value in values if is_drawable(replace(scene, **{fact: value}))]

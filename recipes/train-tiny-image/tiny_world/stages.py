@@ -1,4 +1,4 @@
-"""The stages of a whole run, each leaving its result in the run's folder."""
+"""The stages of a whole run; each one writes its result to the run's folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tiny_world.train_vae import VaeRun, train_vae, trained_vae
 from tiny_world.workers import rank, run_workers
 
 _RATIO_TOKENS = 37
-# Below torch's own 1, so that what the layers add counts from the start.
+# Below torch's own 1, so that the layers' contributions count from the start.
 _EMBEDDING_STD = 0.3
 
 
@@ -37,7 +37,7 @@ class WholeRun:
 
 
 def tokenizer_of(run: WholeRun) -> Tokenizer:
-    """The run's tokenizer, learnt once and kept in its folder."""
+    """Return the run's tokenizer, learnt once and kept in its folder."""
     file = run.vae.folder / "tokenizer.json"
     if not file.exists():
         trained_tokenizer().save(str(file))
@@ -48,7 +48,7 @@ def vae_stage(run: WholeRun, tick: Callable[[], None]) -> None:
     """Train the autoencoder until its time is up."""
     arch = tiny_architecture(tokenizer_of(run)).vae
     run_workers(run.workers, tick, train_vae, arch, run.vae)
-    # Measured here, once, so that every worker and the export agree.
+    # Measured here, once, so that all workers and the export agree.
     trained_vae(arch, run.vae.folder)
 
 
@@ -58,7 +58,7 @@ def joint_stage(run: WholeRun, tick: Callable[[], None]) -> None:
 
 
 def finished_network(run: WholeRun) -> HunyuanImage3ForCausalMM:
-    """The network with the smoothed weights of both stages."""
+    """Return the network with the smoothed weights of both stages."""
     network = _network(run)
     file = run.joint.folder / "joint_state.pt"
     trained = torch.load(file, weights_only=True, map_location="cpu")["ema"]
@@ -71,20 +71,20 @@ def finished_network(run: WholeRun) -> HunyuanImage3ForCausalMM:
 
 
 def scenes_seen(run: WholeRun) -> frozenset[Scene]:
-    """Every scene that the joint stage's pools held, over all workers."""
+    """Return every scene in the joint stage's pools, over all workers."""
     texts = (run.joint.folder / f"scenes_{worker}.txt" for worker in range(run.workers))
     lines = {line for text in texts for line in text.read_text(encoding="utf-8").splitlines()}
     return frozenset(Scene(*line.split()) for line in lines)
 
 
 def row_builder(tokenizer: Tokenizer) -> RowBuilder:
-    """Rows with the official control tokens of this tokenizer."""
+    """Return a builder of rows with this tokenizer's official control tokens."""
     words = Vocabulary(tokenizer, base_size=PICTURE_PX, ratio_count=_RATIO_TOKENS)
     return RowBuilder(words)
 
 
 def _network(run: WholeRun) -> HunyuanImage3ForCausalMM:
-    """A fresh network, the same in every worker, around the finished autoencoder."""
+    """Return a fresh network, equal in every worker, around the finished autoencoder."""
     torch.manual_seed(run.joint.seed)
     arch = tiny_architecture(tokenizer_of(run))
     vae = trained_vae(arch.vae, run.vae.folder)

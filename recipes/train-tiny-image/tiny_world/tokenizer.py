@@ -41,7 +41,7 @@ _CONFIG = {
 
 
 def trained_tokenizer(*, seed: int = 3, captions: int = _CAPTIONS) -> Tokenizer:
-    """A tokenizer learnt from `captions` texts of the small world; the same for the same seed."""
+    """Train a tokenizer on `captions` texts of the small world; equal for equal seeds."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -56,7 +56,7 @@ def trained_tokenizer(*, seed: int = 3, captions: int = _CAPTIONS) -> Tokenizer:
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """`tokenizer.json` and `tokenizer_config.json` as a released checkpoint has them."""
+    """Write `tokenizer.json` and `tokenizer_config.json` as in a released checkpoint."""
     tokenizer.save(str(folder / "tokenizer.json"))
     text = json.dumps(_CONFIG, indent=1) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")

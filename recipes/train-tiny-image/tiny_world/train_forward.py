@@ -1,10 +1,10 @@
-"""The product's network run on padded batches, with gradients: same modules, same parameters.
+"""Run the product's network on padded batches with gradients: same modules, same weights.
 
 Only the bookkeeping differs from the product's own forward: a dense mask instead of a KV buffer, a
-timestep per row and copy instead of one, and the router's balance on the side.
+timestep per row and copy instead of one, and a loss for the router's balance.
 
-Shapes: B row · S token · K copy · N image token · M model width · H heads · D head width ·
-C Y X latents · E expert · V vocabulary · P patch values.
+Shapes: B row · S token · K copy · N image token · M model width · H heads · D head width · C Y X
+latents · E expert · V vocabulary · P patch values.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Outputs:
 
 
 def train_forward(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures) -> Outputs:
-    """What the product computes for each row and copy, all at once, where the network lies."""
+    """Return what the product computes for each row and copy, all at once, on its device."""
     batch, pictures = (moved(data, device_of(network)) for data in (batch, pictures))
     x_BSM = embedded(network, batch, pictures)
     angles = rope(
@@ -59,7 +59,7 @@ def train_forward(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pic
 
 
 def embedded(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures) -> Tensor:
-    """Token rows [B, S, M], with pictures and timesteps in their slots."""
+    """Return token rows [B, S, M], with pictures and timesteps in their slots."""
     x_BSM: Tensor = network.model.wte(batch.ids_BS)
     flat_T = pictures.timesteps_BK.flatten()
     tokens_TNM = network.patch_embed(pictures.noisy_BKCYX.flatten(0, 1), network.time_embed(flat_T))
@@ -81,7 +81,7 @@ def embedded(network: HunyuanImage3ForCausalMM, batch: Batch, pictures: Pictures
 
 
 def source_features(network: HunyuanImage3ForCausalMM, pixels_BCYX: Tensor) -> Tensor:
-    """ViT rows [B, N, M] of uint8 pictures that fill the patch grid exactly."""
+    """Return ViT rows [B, N, M] of uint8 pictures that fill the patch grid exactly."""
     count = len(pixels_BCYX)
     features_BNM = network.vision_model(
         patches(pixels_BCYX),
@@ -93,7 +93,10 @@ def source_features(network: HunyuanImage3ForCausalMM, pixels_BCYX: Tensor) -> T
 
 
 def patches(pixels_BCYX: Tensor) -> Tensor:
-    """Normalised patches [B, N, P], as the NaFlex processor makes them: row, column, channel."""
+    """Return normalised patches [B, N, P], as the NaFlex processor makes them.
+
+    In the order row, column, channel.
+    """
     unit_BCYX = pixels_BCYX.float() / 127.5 - 1
     split = unit_BCYX.unflatten(3, (VISION_GRID, PATCH_PX)).unflatten(2, (VISION_GRID, PATCH_PX))
     rows_BNP: Tensor = split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
@@ -101,7 +104,7 @@ def patches(pixels_BCYX: Tensor) -> Tensor:
 
 
 def text_loss(network: HunyuanImage3ForCausalMM, outputs: Outputs, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the tokens to be learnt."""
+    """Return the mean cross-entropy of the tokens to be learnt."""
     next_ids_BS = batch.next_ids_BS.to(outputs.hidden_BSM.device)
     is_learnt_BS = next_ids_BS >= 0
     logits_TV = network.lm_head(network.model.ln_f(outputs.hidden_BSM[is_learnt_BS]))
@@ -137,10 +140,10 @@ def _attention(attention: Attention, x_BSM: Tensor, angles: Tensor, visible_BSS:
 
 
 def _routed(moe: Moe, x_TM: Tensor, weight_TE: Tensor) -> Tensor:
-    """Every expert on every token, those not chosen weighted 0: exact, and of constant shape.
+    """Compute every expert on every token, with weight 0 if not chosen: exact, in one shape.
 
-    Gathering each expert's tokens is less arithmetic, but a CPU prepares a new kernel for every
-    new shape, which costs more.
+    Gathering each expert's tokens is less arithmetic, but a CPU prepares a new kernel for every new
+    shape, which takes longer.
     """
     experts = [expert for expert in moe.experts if isinstance(expert, Mlp)]
     fused = torch.cat([expert.gate_and_up_proj.weight for expert in experts])
@@ -152,7 +155,10 @@ def _routed(moe: Moe, x_TM: Tensor, weight_TE: Tensor) -> Tensor:
 
 
 def _unbalance(logits_TE: Tensor, index_TK: Tensor) -> Tensor:
-    """1 where every expert gets its share, more otherwise. Source: Switch Transformer, eq. 4."""
+    """Return 1 if every expert gets its share, more otherwise.
+
+    Source: Switch Transformer, eq. 4.
+    """
     experts = logits_TE.shape[1]
     load_E = torch.bincount(index_TK.flatten(), minlength=experts) / index_TK.numel()
     return experts * (load_E * logits_TE.softmax(dim=-1).mean(dim=0)).sum()
@@ -170,7 +176,7 @@ def _velocity(
 
 
 def _placed(x_BSM: Tensor, slots_B: Tensor, rows: Tensor) -> Tensor:
-    """`x` with `rows` written into each row's `slots` ([B, ...]); a new tensor."""
+    """Return a copy of `x` with `rows` written to each row's `slots` ([B, ...])."""
     rows_BNM = rows.reshape(len(x_BSM), -1, x_BSM.shape[-1]).to(x_BSM.dtype)
     index_BNM = slots_B.reshape(len(x_BSM), -1, 1).expand_as(rows_BNM)
     return x_BSM.scatter(1, index_BNM, rows_BNM)

@@ -1,7 +1,7 @@
 """The second stage: everything but the autoencoder, text and pictures together.
 
-Flow matching on the generated picture's latents, cross-entropy on what the AR stage should write,
-and a little pressure for balanced experts. Resumable; bounded by time.
+Flow matching on the generated picture's latents, cross-entropy on the text that the AR stage should
+write, and a small loss for balanced experts. Resumable, with a time limit.
 
 Shapes: B row · K copy · C Y X latents.
 """
@@ -38,7 +38,7 @@ Check = Callable[[HunyuanImage3ForCausalMM, int], dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class JointRun:
-    """How long and how hard to train; `minutes` counts training time over all resumed runs.
+    """How long and how fast to train; `minutes` counts training time over all resumed runs.
 
     Row counts are per worker: new pictures and edits, each with `copies` noisy pictures.
     """
@@ -58,8 +58,9 @@ class JointRun:
 
 
 class JointTrainer:
-    """Network, pool, optimisers and clock of the second stage, in one worker; it trains where the
-    network lies.
+    """Network, pool, optimisers and clock of the second stage, in one worker.
+
+    It trains on the network's device.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class JointTrainer:
         self.state = RunState(run.folder, "joint", parts, device=self.device)
 
     def train(self) -> None:
-        """Train until the time is up; the network then holds the smoothed weights."""
+        """Train until the time is up; then the network has the smoothed weights."""
         budget_s, state = self.run.minutes * 60, self.state
         next_check_s = state.elapsed_s + min(120.0, self.run.check_every_s)
         while state.elapsed_s < budget_s and state.step != self.run.max_steps:
@@ -138,7 +139,7 @@ class JointTrainer:
     def _data(
         self, rng: random.Random, generator: torch.Generator, *, is_edit: bool
     ) -> tuple[list[Row], Tensor, Pictures]:
-        """Rows, clean latents [B, C, Y, X], and the pictures without their noise yet."""
+        """Return rows, clean latents [B, C, Y, X], and the pictures without noise."""
         count = self.run.edit_rows if is_edit else self.run.new_rows
         start = 0 if is_edit else self.pool.clean_from
         index = [rng.randrange(start, len(self.pool.edits)) for _ in range(count)]
@@ -176,7 +177,7 @@ class JointTrainer:
         return self.rows.random_row(worded(rng, scene), rng)
 
     def _check(self) -> None:
-        """Rates of the smoothed weights, by worker 0; the others wait at the next step."""
+        """Measure the smoothed weights' rates on worker 0; the others wait at the next step."""
         if rank() != 0 or self.check is None:
             return
         kept = {name: p.detach().clone() for name, p in self.trained.named_parameters()}
@@ -191,19 +192,22 @@ class JointTrainer:
         self.notes.setdefault(name, []).append(value)
 
     def _log(self) -> None:
-        """One line of means since the last one."""
+        """Log one line of means since the last one."""
         self.state.log({name: round(sum(v) / len(v), 4) for name, v in self.notes.items()})
         self.notes = {}
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """What Muon trains: kernels and weights between layers; not tables, heads or the router."""
+    """Return True for Muon's parameters: kernels and weights between layers.
+
+    Not tables, heads or the router.
+    """
     tables = ("wte", "lm_head", "gate.wg", "position_embedding")
     return parameter.ndim > 1 and not any(table in name for table in tables)
 
 
 def random_sigmas(rows: int, copies: int, generator: torch.Generator) -> Tensor:
-    """Noise levels [B, K] in 0..1: half uniform, half logit-normal around 0.57."""
+    """Return noise levels [B, K] in 0..1: half uniform, half logit-normal around 0.57."""
     shape = (rows, copies)
     uniform_BK = torch.rand(shape, generator=generator)
     normal_BK = torch.sigmoid(torch.randn(shape, generator=generator) + 0.3)

@@ -34,7 +34,7 @@ _RATES = Rates(muon=0.025, adam=1e-3)
 
 @dataclasses.dataclass(frozen=True)
 class VaeRun:
-    """How long and how hard to train; `minutes` counts training time over all resumed runs.
+    """How long and how fast to train; `minutes` counts training time over all resumed runs.
 
     Batches are per worker.
     """
@@ -62,11 +62,13 @@ class VaeTrainer:
         self.optimizers = Optimizers(self.vae, run.rates, lambda _, p: p.ndim > 1)
         parts = {"vae": self.vae, "ema": self.ema, "optimizers": self.optimizers}
         self.state = RunState(run.folder, "vae", parts, device=self.device)
-        # Weights start equal in every worker; what each draws must not.
+        # Weights start equal in every worker; the drawn pictures must differ.
         torch.manual_seed(run.seed + 1000 * self.state.step + rank())
 
     def train(self) -> Vae:
-        """The smoothed autoencoder once the time is up; its scaling factor is not measured yet."""
+        """Train until the time is up; return the smoothed autoencoder, its scaling not measured
+        yet.
+        """
         budget_s, state = self.run.minutes * 60, self.state
         facts: dict[str, float] = {}
         while state.elapsed_s < budget_s and state.step != self.run.max_steps:
@@ -96,7 +98,7 @@ class VaeTrainer:
         return facts
 
     def _batch(self, *, is_crop: bool) -> Tensor:
-        """Pictures of this step; a function of the seed, the worker and the step alone."""
+        """Return the pictures of this step; depends only on the seed, the worker and the step."""
         rng = random.Random(f"{self.run.seed}/vae/{rank()}/{self.state.step}")
         count = self.run.crop_batch if is_crop else self.run.batch
         scenes = [trainable_scene(rng) for _ in range(count)]
@@ -111,7 +113,7 @@ class VaeTrainer:
 def vae_loss(
     drawn_BCYX: Tensor, pixels_BCYX: Tensor, mean_BCYX: Tensor, logvar_BCYX: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """L1 + 0.5 gradient difference + 2 MSE + a little KL, and its parts for the log."""
+    """Return L1 + 0.5 gradient difference + 2 MSE + a little KL, and the parts for the log."""
     error_BCYX = drawn_BCYX - pixels_BCYX
     l1, mse = error_BCYX.abs().mean(), error_BCYX.square().mean()
     gradient = error_BCYX.diff(dim=2).abs().mean() + error_BCYX.diff(dim=3).abs().mean()
@@ -123,7 +125,7 @@ def vae_loss(
 
 @torch.no_grad()
 def measured_scaling_factor(vae: Vae, *, pictures: int = 256, seed: int = 2) -> float:
-    """1 / the standard deviation of unscaled posterior samples."""
+    """Return 1 / the standard deviation of unscaled posterior samples."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     samples = []
@@ -136,7 +138,7 @@ def measured_scaling_factor(vae: Vae, *, pictures: int = 256, seed: int = 2) -> 
 
 
 def _crop(picture_CYX: Tensor, scene: Scene, rng: random.Random) -> Tensor:
-    """A window near the shape: a flat one has nothing for the group norms to go by."""
+    """Return a window near the shape: in a flat one, the group norms have nothing to measure."""
     top, left = (
         int(PICTURE_PX / 2 + offset - _CROP_PX / 2) + rng.randint(-_CROP_SHIFT_PX, _CROP_SHIFT_PX)
         for offset in PLACES[scene.place]
@@ -146,12 +148,12 @@ def _crop(picture_CYX: Tensor, scene: Scene, rng: random.Random) -> Tensor:
 
 
 def train_vae(architecture: VaeArchitecture, run: VaeRun) -> None:
-    """One worker's part of the first stage; the result is the state file."""
+    """Run one worker's part of the first stage; the result is the state file."""
     VaeTrainer(architecture, run).train()
 
 
 def trained_vae(architecture: VaeArchitecture, folder: Path) -> Vae:
-    """The smoothed autoencoder of a finished first stage; its scaling factor is measured once."""
+    """Return the smoothed autoencoder of a finished stage, with its scaling measured once."""
     vae = Vae(architecture)
     ema = Ema(vae, decay=0.0)
     state = torch.load(folder / "vae_state.pt", weights_only=True, map_location="cpu")

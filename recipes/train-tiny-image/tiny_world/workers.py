@@ -1,7 +1,7 @@
 """Several single-threaded processes that train one module together.
 
-One thread each, because many short kernels on several threads wait for each other at every barrier,
-and badly so where other programs share the machine; here the workers meet once a step.
+With one thread each, because several threads wait for each other at every barrier between many
+short kernels, and much longer if other programs use the machine. Here the workers meet once a step.
 """
 
 import tempfile
@@ -19,9 +19,9 @@ from torch.multiprocessing.spawn import spawn
 def run_workers(
     count: int, tick: Callable[[], None], work: Callable[..., None], *arguments: Any
 ) -> None:
-    """Call `work(*arguments)` in `count` processes that share gradients; in this one if it is 1.
+    """Call `work(*arguments)` in `count` processes that share gradients; in this one if 1.
 
-    `tick` is called every few seconds meanwhile.
+    `tick` is called every few seconds.
     """
     if count == 1:
         threads = torch.get_num_threads()
@@ -37,18 +37,18 @@ def run_workers(
 
 
 def rank() -> int:
-    """This worker's number; 0 keeps the log and the files."""
+    """Return this worker's number; 0 writes the log and the files."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many workers train together."""
+    """Return the number of workers."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 @torch.no_grad()
 def average_gradients(module: nn.Module) -> None:
-    """Replace every gradient by its mean over the workers; one message a step."""
+    """Replace every gradient by its mean over the workers, with one message a step."""
     if world_size() == 1:
         return
     gradients = [p.grad for p in module.parameters() if p.grad is not None]
@@ -61,7 +61,7 @@ def average_gradients(module: nn.Module) -> None:
 
 
 def agreed(value: float) -> float:
-    """Worker 0's value, in every worker: clocks and decisions must not differ."""
+    """Return worker 0's value in every worker: clocks and decisions must not differ."""
     if world_size() == 1:
         return value
     shared = torch.tensor([value], dtype=torch.float64)

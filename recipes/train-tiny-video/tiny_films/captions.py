@@ -1,6 +1,6 @@
-"""How people ask for a film: plain wordings, some things left unsaid, some that mean nothing here.
+"""Prompts for films: plain wordings, some with facts left out, some without meaning here.
 
-No motion is standing still.
+No motion means that the shape stands still.
 """
 
 import random
@@ -19,14 +19,14 @@ _QUOTED_SHARE = 0.05
 
 
 def plain_prompt(scene: Scene) -> str:
-    """The plainest full sentence: `a red circle moves left`."""
+    """Return the plainest full sentence: `a red circle moves left`."""
     motion = "stays still" if scene.motion == "still" else f"moves {scene.motion}"
     subject = f"{_article(scene.colour)} {scene.colour} {scene.shape}"
     return f"{subject} {motion}"
 
 
 def random_prompt(rng: random.Random, scene: Scene) -> str:
-    """One of the ways to ask for `scene`, and for no other film."""
+    """Return a random prompt for `scene`, and for no other film."""
     subject = f"{scene.colour} {scene.shape}"
     is_before = scene.motion == "still" and rng.random() < 0.2
     if is_before:
@@ -39,14 +39,14 @@ def random_prompt(rng: random.Random, scene: Scene) -> str:
 
 
 def partial_prompt(rng: random.Random, scene: Scene) -> str:
-    """The colour or the shape left open: what each word means by itself."""
+    """Return a prompt without colour or shape: what each word means on its own."""
     subject = rng.choice((f"a {scene.shape}", f"something {scene.colour}"))
     motion = "stays still" if scene.motion == "still" else f"moves {scene.motion}"
     return f"{subject} {motion}"
 
 
 def unknown_prompt(rng: random.Random) -> str:
-    """A text that says nothing about this world: any film answers it."""
+    """Return a text that says nothing about this world: any film answers it."""
     return rng.choice(_UNKNOWN)
 
 

@@ -1,4 +1,4 @@
-"""The loss curves of a run as a picture, where matplotlib is installed."""
+"""Draw the loss curves of a run, if matplotlib is installed."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ _PANELS = {
 
 
 def write_curves(folder: Path, file: Path) -> None:
-    """The logs in `folder`, drawn into `file`; nothing without matplotlib."""
+    """Draw the logs in `folder` into `file`; nothing without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         return
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Scenes to films, with the picture world's drawing of shapes.
+"""Draw scenes as films, with the picture world's shapes.
 
 Shapes: B films · C colour channels · T frames · H W rows, columns.
 """
@@ -23,8 +23,10 @@ _TINT = 9.0
 
 @dataclass(frozen=True)
 class Jitter:
-    """How far each film of a batch is from the exact scene: the middle of its path (down, right)
-    as shares of the room there is, a factor on the size, an offset of both colours.
+    """How each film of a batch differs from the exact scene.
+
+    The middle of its path (down, right) as fractions of the free room, a factor on the size, and an
+    offset of both colours.
     """
 
     shift_B2: Tensor
@@ -33,7 +35,7 @@ class Jitter:
 
 
 def jitter(count: int, generator: torch.Generator, *, is_tinted: bool = False) -> Jitter:
-    """Uniform jitter for `count` films; colours stay exact unless they are tinted."""
+    """Return uniform jitter for `count` films; colours stay exact unless tinted."""
     uniform_B6 = torch.rand(count, 6, generator=generator) * 2 - 1
     return Jitter(
         shift_B2=uniform_B6[:, :2],
@@ -43,13 +45,14 @@ def jitter(count: int, generator: torch.Generator, *, is_tinted: bool = False) -
 
 
 def no_jitter(count: int) -> Jitter:
-    """Every path through the middle, every size and colour exact."""
+    """Return no jitter: every path through the middle, every size and colour exact."""
     return Jitter(torch.zeros(count, 2), torch.ones(count), torch.zeros(count, 3))
 
 
 def render(scenes: Sequence[Scene], jitter: Jitter, stretch: slice = slice(None)) -> Tensor:
-    """Films in -1..1, float32 [B, 3, T, H, W], or a stretch of their frames: straight paths at
-    one speed.
+    """Return films in -1..1, float32 [B, 3, T, H, W], or some of their frames.
+
+    Paths are straight, at one speed.
     """
     middle_BT2 = paths(scenes, jitter)[:, stretch]
     frames = middle_BT2.shape[1]
@@ -68,7 +71,10 @@ def render(scenes: Sequence[Scene], jitter: Jitter, stretch: slice = slice(None)
 
 
 def paths(scenes: Sequence[Scene], jitter: Jitter) -> Tensor:
-    """The shape's middle in every frame, (down, right) in pixels from the film's: [B, T, 2]."""
+    """Return the shape's middle in every frame, (down, right) in pixels from the film's.
+
+    [B, T, 2].
+    """
     direction_B2 = torch.tensor([MOTIONS[scene.motion] for scene in scenes])
     room_B2 = torch.where(direction_B2 != 0, _ALONG_PX, _ACROSS_PX)
     share_T = torch.linspace(-0.5, 0.5, FRAMES)
@@ -77,7 +83,7 @@ def paths(scenes: Sequence[Scene], jitter: Jitter) -> Tensor:
 
 
 def to_bytes(film_CTHW: Tensor) -> Tensor:
-    """A film in -1..1 as uint8 frames [T, 3, H, W]."""
+    """Return a film in -1..1 as uint8 frames [T, 3, H, W]."""
     levels_CTHW = ((film_CTHW.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return levels_CTHW.transpose(0, 1)
 

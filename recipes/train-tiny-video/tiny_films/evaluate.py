@@ -1,4 +1,4 @@
-"""Rates of a checkpoint on films asked for by `hyimg generate`, read by the judge."""
+"""Measure a checkpoint on films made by `hyimg generate` and read by the judge."""
 
 import json
 import os
@@ -25,7 +25,7 @@ _SEED = 11
 
 @dataclass(frozen=True)
 class Question:
-    """One job, and the scene its film must show."""
+    """One job, and the scene that its film must show."""
 
     custom_id: str
     kind: str
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """The film that came back, uint8 [T, 3, H, W], what is seen in it, and what is wrong."""
+    """The film that was made, uint8 [T, 3, H, W], what it shows, and what is wrong."""
 
     question: Question
     film_TCHW: Tensor
@@ -44,7 +44,7 @@ class Answer:
 
 
 def questions(count: int) -> list[Question]:
-    """Up to `count` of a kind: held-out scenes plainly and freely worded, and trained ones."""
+    """Return up to `count` of a kind: held-out scenes, plain and loose, and trained ones."""
     rng = random.Random(_SEED)
     kinds = [
         ("held-out", HELD_OUT, plain_prompt),
@@ -60,7 +60,7 @@ def questions(count: int) -> list[Question]:
 
 
 def answers(checkpoint: Path, asked: Sequence[Question], folder: Path) -> list[Answer]:
-    """Every question's answer; resumes where an earlier run stopped."""
+    """Answer every question; resumes an earlier run."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / "jobs.jsonl"
     manifest.write_text("".join(_line(question) for question in asked), encoding="utf-8")
@@ -77,13 +77,13 @@ def answers(checkpoint: Path, asked: Sequence[Question], folder: Path) -> list[A
 
 
 def rates(given: Sequence[Answer]) -> dict[str, dict[str, float]]:
-    """By kind: how many, how many right in everything, and how many by fact."""
+    """Return rates by kind: number, number right in everything, and number right by fact."""
     kinds = dict.fromkeys(answer.question.kind for answer in given)
     return {kind: _rates([a for a in given if a.question.kind == kind]) for kind in kinds}
 
 
 def write_failures(given: Sequence[Answer], file: Path, *, limit: int = 48) -> None:
-    """A contact sheet of wrong films; no file where there are none."""
+    """Write a contact sheet of wrong films; no file if there are none."""
     wrong = [answer.film_TCHW for answer in given if answer.wrong][:limit]
     file.unlink(missing_ok=True)
     if wrong:
@@ -112,7 +112,7 @@ def _answer(question: Question, result: dict[str, Any], folder: Path) -> Answer:
 
 
 def read_film(frames_folder: Path) -> Tensor:
-    """The frames that `--frames png` left beside a film, uint8 [T, 3, H, W]."""
+    """Read the frames that `--frames png` wrote next to a film, uint8 [T, 3, H, W]."""
     files = sorted(frames_folder.glob("*.png"))
     frames = [np.array(Image.open(file).convert("RGB")) for file in files]
     return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)

@@ -1,6 +1,6 @@
-"""A trained run as a checkpoint in the official layout: the untrained one with its files replaced.
+"""Export a trained run in the official layout: the untrained checkpoint with files replaced.
 
-What is trained: the transformer, the autoencoder, its `scaling_factor`. Everything else is byte for
+Trained are the transformer, the autoencoder and its `scaling_factor`. Everything else is byte for
 byte what `recipes/build-tiny-video` writes.
 """
 
@@ -21,14 +21,14 @@ from tiny_films.world import FPS, FRAMES
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 TRAINED_WEIGHTS = (f"transformer/{WEIGHTS}", f"vae/{WEIGHTS}")
-# Differ from the untrained checkpoint's in some values only.
+# These differ from the untrained checkpoint's only in some values.
 TRAINED_CONFIGS = ("card.json", "vae/config.json")
 
 
 def export(
     network: nn.Module, vae: nn.Module, scaling_factor: float, base: Path, folder: Path
 ) -> None:
-    """Write the checkpoint into `folder`, which must not exist."""
+    """Write the checkpoint to `folder`, which must not exist."""
     shutil.copytree(base, folder)
     _write_json(folder / "vae" / "config.json", vae_config(scaling_factor))
     _write_json(folder / "card.json", card(Sampling().steps))
@@ -37,12 +37,12 @@ def export(
 
 
 def vae_config(scaling_factor: float) -> dict[str, Any]:
-    """The untrained configuration with the measured factor."""
+    """Return the untrained configuration with the measured factor."""
     return hunyuan_video15.VAE | {"scaling_factor": scaling_factor}
 
 
 def card(steps: int) -> dict[str, Any]:
-    """The untrained card, said to be trained, with the defaults that suit."""
+    """Return the untrained card, marked as trained, with suitable defaults."""
     defaults = {
         "size": [64, 64],
         "num_frames": FRAMES,
@@ -53,7 +53,7 @@ def card(steps: int) -> dict[str, Any]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of the trained weights, by file."""
+    """Return the sha256 of the trained weights, by file."""
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in TRAINED_WEIGHTS
     }

@@ -1,10 +1,10 @@
-"""The transformer on a batch of films with gradients: the library's modules, prompts of any length.
+"""Run the transformer on a batch of films with gradients, with prompts of any length.
 
 The library's forward pads every prompt to 1985 tokens. Here they are padded to the longest of the
-batch and masked as keys; what a padded row holds is never seen. A test holds this to the product.
+batch and masked as keys, so padded rows are never seen. A test compares this with the product.
 
-Shapes: B films · C channels · F Y X latent frames, rows, columns · N text tokens · S all tokens
-· W M widths of the encoder and of the blocks.
+Shapes: B films · C channels · F Y X latent frames, rows, columns · N text tokens · S all tokens · W
+M widths of the encoder and of the blocks.
 """
 
 import math
@@ -24,7 +24,7 @@ _HIDDEN = -1e9
 
 @dataclass(frozen=True)
 class Texts:
-    """A batch of prompts: encoder rows [B, N, W] and which of them are real, for both encoders."""
+    """A batch of prompts: encoder rows [B, N, W] and which are real, for both encoders."""
 
     text_BNW: Tensor
     is_text_BN: Tensor
@@ -33,7 +33,7 @@ class Texts:
 
 
 def texts_of(embeddings: Sequence[PromptEmbedding], glyph_width: int) -> Texts:
-    """Prompts padded to the longest."""
+    """Return prompts padded to the longest."""
     none = torch.zeros(0, glyph_width)
     text = _padded([e.tensors[TEXT] for e in embeddings])
     glyph = _padded([e.tensors.get(GLYPH, none) for e in embeddings])
@@ -41,7 +41,7 @@ def texts_of(embeddings: Sequence[PromptEmbedding], glyph_width: int) -> Texts:
 
 
 def velocity(network: Any, noisy_BCFYX: Tensor, sigma_B: Tensor, texts: Texts) -> Tensor:
-    """The transformer's velocity [B, C, F, Y, X] for text-to-video.
+    """Return the transformer's velocity [B, C, F, Y, X] for text-to-video.
 
     Source: the order of diffusers' HunyuanVideo15Transformer3DModel.forward.
     """
@@ -64,7 +64,7 @@ def velocity(network: Any, noisy_BCFYX: Tensor, sigma_B: Tensor, texts: Texts) -
 
 
 def prepared(network: Any) -> Any:
-    """The network with the attention of this module in its blocks."""
+    """Use this module's attention in the network's blocks."""
     for block in network.transformer_blocks:
         block.attn.set_processor(BiasedAttention())
     return network
@@ -73,7 +73,7 @@ def prepared(network: Any) -> Any:
 class BiasedAttention:
     """Joint attention written out, with a bias on the keys [B, 1, 1, S].
 
-    Written out because the fused one's backward pass on a CPU is several times slower here.
+    The fused attention's backward pass on a CPU is several times slower here.
     """
 
     def __call__(
@@ -110,7 +110,7 @@ class BiasedAttention:
 
 
 def _joined_texts(network: Any, timestep_B: Tensor, texts: Texts) -> tuple[Tensor, Tensor]:
-    """Text rows ready for the blocks, glyphs behind the prompt: their order means nothing."""
+    """Return text rows for the blocks, glyphs after the prompt: their order has no effect."""
     kinds_3M = network.cond_type_embed.weight
     text_BNM = _refined(network.context_embedder, timestep_B, texts) + kinds_3M[0]
     if not texts.is_glyph_BN.any():
@@ -123,8 +123,9 @@ def _joined_texts(network: Any, timestep_B: Tensor, texts: Texts) -> tuple[Tenso
 
 
 def _refined(refiner: Any, timestep_B: Tensor, texts: Texts) -> Tensor:
-    """HunyuanVideo15TokenRefiner, masking keys alone: with queries masked too a padded row has
-    nothing to attend to.
+    """Run HunyuanVideo15TokenRefiner with only keys masked.
+
+    With queries masked too, a padded row has nothing to attend to.
     """
     weight_BN1 = texts.is_text_BN[:, :, None].to(texts.text_BNW)
     pooled_BW = (texts.text_BNW * weight_BN1).sum(dim=1) / weight_BN1.sum(dim=1)

@@ -1,7 +1,7 @@
-"""What a film of the small world shows, read from its pixels alone.
+"""Read the scene of a small-world film from its pixels alone.
 
-Every frame is read by the picture world's judge, which knows more shapes and colours than films
-have; the motion from where the shape's middle is in the first and in the last frames.
+The picture world's judge, which knows more shapes and colours than films have, reads every frame.
+The motion comes from the shape's middle in the first and in the last frames.
 
 Shapes: T frames · C colour channels · H W rows, columns.
 """
@@ -26,24 +26,24 @@ _ASTRAY_PX = 6.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was seen in how many clean frames, and how far the shape went (down, right)."""
+    """The scene, the number of clean frames, and how far the shape went (down, right)."""
 
     seen: Scene | None
     clean_frames: int
     moved_px: tuple[float, float]
 
     def wrong(self, wanted: Scene, facts: Iterable[str] = FACTS) -> tuple[str, ...]:
-        """Those of `facts` that are not as wanted; all of them where the film is not clean."""
+        """Return the `facts` that are not as wanted; all of them if the film is not clean."""
         if self.seen is None:
             return tuple(facts)
         return tuple(fact for fact in facts if getattr(self.seen, fact) != getattr(wanted, fact))
 
 
 def judge(film_TCHW: Tensor) -> Verdict:
-    """The verdict on one uint8 film [9, 3, 64, 64].
+    """Return the verdict on one uint8 film [9, 3, 64, 64].
 
-    It shows a scene where at least seven frames are clean, on black, and agree on shape
-    and colour, and the path is one of the five.
+    It shows a scene if at least seven frames are clean, on black, and agree on shape and colour,
+    and the path is one of the five.
     """
     frames = [judge_frame(frame) for frame in film_TCHW]
     moved = _moved(film_TCHW)
@@ -55,7 +55,7 @@ def judge(film_TCHW: Tensor) -> Verdict:
 
 
 def _agreed(frames: Sequence[FrameVerdict]) -> tuple[tuple[str, str], int]:
-    """Shape and colour of the most clean frames on black, and how many those are."""
+    """Return shape and colour of the most clean frames on black, and the number of these."""
     looks = [
         (frame.scene.shape, frame.scene.colour)
         for frame in frames
@@ -65,7 +65,7 @@ def _agreed(frames: Sequence[FrameVerdict]) -> tuple[tuple[str, str], int]:
 
 
 def _middles(film_TCHW: Tensor) -> Tensor:
-    """Where what differs from the background lies, (down, right) in pixels: [T, 2]."""
+    """Return the middle of what differs from the background, (down, right) in pixels: [T, 2]."""
     pixels_TCHW = film_TCHW.float()
     border_TCN = torch.cat([pixels_TCHW[:, :, 0], pixels_TCHW[:, :, -1]], dim=-1)
     background_TC11 = border_TCN.median(dim=-1).values[:, :, None, None]
@@ -85,7 +85,7 @@ def _moved(film_TCHW: Tensor) -> tuple[float, float]:
 
 
 def _strayed(film_TCHW: Tensor) -> float:
-    """How far the path leaves the straight line at one speed, in pixels."""
+    """Return how far the path leaves the straight line at one speed, in pixels."""
     middles_T2 = _middles(film_TCHW)
     share_T1 = torch.linspace(0, 1, len(middles_T2))[:, None]
     line_T2 = middles_T2[0] + share_T1 * (middles_T2[-1] - middles_T2[0])
@@ -93,7 +93,7 @@ def _strayed(film_TCHW: Tensor) -> float:
 
 
 def _motion(moved: tuple[float, float], strayed: float) -> str | None:
-    """The one of the five motions that the path is; None for any other path."""
+    """Return which of the five motions the path is; None for any other path."""
     if strayed > _ASTRAY_PX:
         return None
     if max(map(abs, moved)) <= _STILL_PX:

@@ -1,4 +1,4 @@
-"""Steps of a stage until its time is up: what all three trainers have in common."""
+"""The training loop that all three trainers share: steps until a stage's time is up."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from tiny_world.run_state import RunState
 
 from tiny_films.means import Means
 
-# Trains one step, at a share of the time; facts for the log.
+# Trains one step, at a fraction of the time; returns facts for the log.
 Step = Callable[[float], dict[str, float]]
 
 
@@ -18,8 +18,9 @@ def train(
     max_steps: int | None,
     behind: Callable[[], None] = lambda: None,
 ) -> None:
-    """Up to the end of the time or the steps, both over all resumed runs; the result is the state
-    file. `behind` is called after each step.
+    """Train until the time or the steps are used up, both over all resumed runs.
+
+    The result is the state file. `behind` is called after each step.
     """
     budget_s, means = minutes * 60, Means()
     while state.elapsed_s < budget_s and state.step != max_steps:

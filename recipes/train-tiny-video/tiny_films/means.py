@@ -1,4 +1,4 @@
-"""What a log line says: means since the line before."""
+"""Means for a log line, since the line before."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ class Means:
             self._values.setdefault(name, []).append(value)
 
     def taken(self) -> dict[str, float]:
-        """The means so far; the next ones start anew."""
+        """Return the means so far, and start again."""
         means = {name: round(sum(v) / len(v), 5) for name, v in self._values.items()}
         self._values = {}
         return means

@@ -1,4 +1,4 @@
-"""The exported checkpoint's README: what it is, how it was trained, how well it does."""
+"""The exported checkpoint's README: the model, its training and its rates."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage took, from its log."""
+    """A stage's time, steps and losses, from its log."""
 
     minutes: float
     steps: int
@@ -26,7 +26,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the card says about a run."""
+    """Facts of a run for its card."""
 
     stages: dict[str, Stage]
     hardware: str
@@ -34,7 +34,7 @@ class Facts:
 
 
 def stage_of(log: Path) -> Stage:
-    """A stage's time, steps and last losses."""
+    """Return a stage's time, steps and last losses."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     last = next(line for line in reversed(lines) if "elapsed_s" in line)
     losses = {name: v for name, v in last.items() if name not in ("step", "elapsed_s", "frames")}
@@ -42,7 +42,7 @@ def stage_of(log: Path) -> Stage:
 
 
 def model_card(facts: Facts, rates: dict[str, dict[str, float]]) -> str:
-    """The card as Markdown; without rates where none were measured."""
+    """Return the card as Markdown; without rates if none were measured."""
     parts = [_introduction(), _training(facts)]
     return "\n".join([*parts, _table(rates)] if rates else parts)
 

@@ -19,7 +19,7 @@ _CHUNK = 24
 
 @dataclass(frozen=True)
 class FilmPool:
-    """Posteriors of films, unscaled, and the factor that gives their samples a deviation of 1."""
+    """Posteriors of films, unscaled, and the factor that scales samples to a deviation of 1."""
 
     scenes: tuple[Scene, ...]
     mean_NCFYX: Tensor
@@ -27,7 +27,7 @@ class FilmPool:
     scaling_factor: float
 
     def sampled(self, index_B: Tensor, generator: torch.Generator) -> Tensor:
-        """Scaled latents of some films, drawn from their posteriors."""
+        """Return scaled latents of some films, drawn from their posteriors."""
         mean_BCFYX = self.mean_NCFYX[index_B]
         noise_BCFYX = torch.randn(mean_BCFYX.shape, generator=generator)
         spread_BCFYX = torch.exp(0.5 * self.logvar_NCFYX[index_B]) * noise_BCFYX
@@ -36,7 +36,7 @@ class FilmPool:
 
 @torch.no_grad()
 def draw_pool(vae: Any, file: Path, *, films: int, seed: int) -> None:
-    """`films` of every scene that training may draw, in exact colours, into `file`."""
+    """Draw `films` of every scene that training may draw, in exact colours, into `file`."""
     generator = torch.Generator().manual_seed(seed)
     scenes = [scene for scene in TRAINABLE for _ in range(films)]
     means, logvars = [], []
@@ -54,7 +54,7 @@ def draw_pool(vae: Any, file: Path, *, films: int, seed: int) -> None:
 
 
 def read_pool(file: Path) -> FilmPool:
-    """The pool that `draw_pool` wrote."""
+    """Return the pool that `draw_pool` wrote."""
     kept = torch.load(file, weights_only=True)
     scenes = tuple(scene for scene in TRAINABLE for _ in range(int(kept["films"])))
     return FilmPool(scenes, kept["mean"], kept["logvar"], float(kept["scaling_factor"]))

@@ -1,7 +1,7 @@
-"""Many prompts through the frozen text encoders, as the product embeds them but without padding.
+"""Embed many prompts with the frozen text encoders, as the product does, without padding.
 
-The product pads a conversation to 1108 tokens. The encoder is causal, so what stands behind a
-token changes nothing; a test compares the two.
+The product pads a conversation to 1108 tokens. The encoder is causal, so later tokens change
+nothing; a test compares the two.
 """
 
 import random
@@ -41,7 +41,7 @@ class PromptEncoder:
 
     @torch.no_grad()
     def encode(self, text: str) -> PromptEmbedding:
-        """What the product's encoder returns, its key left empty."""
+        """Return what the product's encoder returns, with an empty key."""
         if extract_glyph_texts(text) is not None:
             return self._prompts.encode(text)
         encoders = self._prompts
@@ -60,16 +60,14 @@ class PromptEncoder:
 
 @dataclass(frozen=True)
 class PromptBank:
-    """Embedded prompts: by scene, the empty one, and such as say nothing."""
+    """Embedded prompts: by scene, an empty one, and some without meaning."""
 
     by_scene: dict[Scene, tuple[PromptEmbedding, ...]]
     empty: PromptEmbedding
     unknown: tuple[PromptEmbedding, ...]
 
     def draw(self, rng: random.Random, scene: Scene) -> PromptEmbedding:
-        """A prompt for a film of `scene`; now and then none, so that guidance has its other
-        branch.
-        """
+        """Return a prompt for a film of `scene`; sometimes none, for guidance's other branch."""
         chance = rng.random()
         if chance < _EMPTY_SHARE:
             return self.empty
@@ -79,7 +77,7 @@ class PromptBank:
 
 
 def drawn_bank(encoder: PromptEncoder, *, wordings: int, seed: int) -> PromptBank:
-    """Random wordings of every scene that training may draw; a quarter leave something open."""
+    """Return wordings of every scene that training may draw; a quarter leave something open."""
     rng = random.Random(f"{seed}/prompts")
     encode = encoder.encode
     by_scene = {
@@ -94,5 +92,5 @@ def drawn_bank(encoder: PromptEncoder, *, wordings: int, seed: int) -> PromptBan
 
 
 def encoded(encoder: PromptEncoder, texts: Sequence[str]) -> list[PromptEmbedding]:
-    """Prompts in order."""
+    """Return prompts in order."""
     return [encoder.encode(text) for text in texts]

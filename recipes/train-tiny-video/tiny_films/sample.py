@@ -1,4 +1,4 @@
-"""Films of a network under training, many at once, and how many of them are right.
+"""Draw many films of a network in training at once, and count the right ones.
 
 Shapes: B films · T frames · C channels · H W rows, columns · F Y X latent frames, rows, columns.
 """
@@ -42,7 +42,7 @@ def drawn(
     scaling_factor: float,
     sampling: Sampling,
 ) -> Tensor:
-    """Films uint8 [B, T, 3, H, W], each from its own seed: its place in the list."""
+    """Return films uint8 [B, T, 3, H, W], each from its own seed: its place in the list."""
     width = int(network.config.text_embed_2_dim)
     texts, nothing = texts_of(prompts, width), texts_of([empty] * len(prompts), width)
     shape = (int(network.config.out_channels), *LATENT_GRID)
@@ -63,7 +63,7 @@ def drawn(
 
 
 class QuickRates:
-    """The check of a run: held-out and trained scenes in the plainest words."""
+    """Checks a run: held-out and trained scenes in the plainest words."""
 
     def __init__(self, vae: Any, encoder: PromptEncoder, scaling_factor: float, folder: Path):
         self._vae, self._encoder = vae, encoder
@@ -72,7 +72,10 @@ class QuickRates:
     def __call__(
         self, network: Any, step: int, sampling: Sampling = Sampling()
     ) -> dict[str, float]:
-        """Shares of right films, and a contact sheet: a film a row, its frames side by side."""
+        """Return the shares of right films, and write a contact sheet.
+
+        A film a row, its frames side by side.
+        """
         network.eval()
         kinds = {"held_out": HELD_OUT, "seen": TRAINABLE[::4]}
         rates: dict[str, float] = {}
@@ -89,14 +92,14 @@ class QuickRates:
         return rates
 
     def films(self, network: Any, scenes: Sequence[Scene], sampling: Sampling) -> Tensor:
-        """Films of scenes in the plainest words."""
+        """Return films of scenes in the plainest words."""
         prompts = [self._encoder.encode(plain_prompt(scene)) for scene in scenes]
         empty = self._encoder.encode("")
         return drawn(network, self._vae, prompts, empty, self._scaling_factor, sampling)
 
 
 def write_sheet(films_BTCHW: Tensor, file: Path, *, columns: int = 3) -> None:
-    """A contact sheet: `columns` films a row, every other frame side by side."""
+    """Write a contact sheet: `columns` films a row, every other frame side by side."""
     shown = films_BTCHW[:, ::2]
     missing = -len(shown) % columns
     blank = shown.new_full((missing, *shown.shape[1:]), 128)

@@ -1,4 +1,4 @@
-"""The stages of a whole run, each leaving its result in the run's folder."""
+"""The stages of a whole run; each one writes its result to the run's folder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class WholeRun:
 
     @property
     def base(self) -> Path:
-        """The untrained checkpoint: its encoders and tokenizers are the trained one's too."""
+        """The untrained checkpoint, whose encoders and tokenizers the trained one keeps."""
         return self.vae.folder / "base"
 
     @property
@@ -53,7 +53,7 @@ def vae_stage(run: WholeRun, tick: Callable[[], None]) -> None:
 
 
 def decoder_stage(run: WholeRun, tick: Callable[[], None]) -> None:
-    """Train the decoder on behind the finished encoder until its time is up."""
+    """Train the decoder with the finished encoder until its time is up."""
     run_workers(run.workers, tick, train_decoder, run.decoder)
 
 

@@ -1,6 +1,7 @@
-"""The end of the first stage: the decoder alone, on whole films, behind the finished encoder.
+"""The end of the first stage: the decoder alone, on whole films, with the encoder fixed.
 
-From here on latents mean what they mean, so the transformer can be trained beside it.
+From here on latents do not change their meaning, so the transformer can be trained at the same
+time.
 
 Shapes: B films · C channels · T frames · H W rows, columns · F Y X latent frames, rows, columns.
 """
@@ -22,14 +23,14 @@ from tiny_films.loop import train
 from tiny_films.train_vae import Phase, cut_films, is_kernel, jointly_trained_vae, moments, vae_loss
 from tiny_films.world import FRAMES
 
-# What comes out of the denoise loop is never quite a latent that the encoder would give.
+# The denoise loop never ends at exactly a latent that the encoder would give.
 _STRAY = 0.1
 _RATES = Rates(muon=0.006, adam=6e-4)
 
 
 @dataclass(frozen=True)
 class DecoderRun:
-    """How long and how hard to train; `minutes` counts training time over all resumed runs.
+    """How long and how fast to train; `minutes` counts training time over all resumed runs.
 
     The batch is per worker.
     """
@@ -61,7 +62,7 @@ class DecoderTrainer:
         self.state = RunState(run.folder, "decoder", parts, device=torch.device("cpu"))
 
     def train(self) -> None:
-        """Up to the end of the time or the steps; the result is the state file."""
+        """Train until the time or the steps are used up; the result is the state file."""
         train(self.state, self._step, minutes=self.run.minutes, max_steps=self.run.max_steps)
 
     def _step(self, progress: float) -> dict[str, float]:
@@ -83,5 +84,5 @@ class DecoderTrainer:
 
 
 def train_decoder(run: DecoderRun) -> None:
-    """One worker's part."""
+    """Run one worker's part."""
     DecoderTrainer(run).train()

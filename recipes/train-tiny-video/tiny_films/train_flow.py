@@ -33,7 +33,7 @@ Check = Callable[[Any, int], dict[str, float]]
 
 @dataclass(frozen=True)
 class FlowRun:
-    """How long and how hard to train; `minutes` counts training time over all resumed runs.
+    """How long and how fast to train; `minutes` counts training time over all resumed runs.
 
     The batch is per worker.
     """
@@ -71,7 +71,7 @@ class FlowTrainer:
         self.next_check_s = self.state.elapsed_s + run.check_every_s
 
     def train(self) -> None:
-        """Up to the end of the time or the steps; the result is the state file."""
+        """Train until the time or the steps are used up; the result is the state file."""
         train(
             self.state,
             self._step,
@@ -107,7 +107,7 @@ class FlowTrainer:
             self._check()
 
     def _check(self) -> None:
-        """Rates of the smoothed weights, by worker 0; the others wait at the next step."""
+        """Measure the smoothed weights' rates on worker 0; the others wait at the next step."""
         if rank() != 0 or self.check is None:
             return
         kept = {name: p.detach().clone() for name, p in self.network.named_parameters()}
@@ -120,9 +120,9 @@ class FlowTrainer:
 
 
 def new_network(seed: int) -> Any:
-    """The transformer at the start: blocks that pass everything through, no velocity.
+    """Return the transformer at the start: blocks that pass everything through, no velocity.
 
-    What only pictures and quoted text need stays random and frozen, and is what its file will hold.
+    Parts for pictures and quoted text stay random and frozen, and its file will contain them.
     """
     torch.manual_seed(seed)
     network: Any = HunyuanVideo15Transformer3DModel(
@@ -142,7 +142,7 @@ def new_network(seed: int) -> Any:
 
 
 def trained_network(folder: Path, seed: int) -> Any:
-    """The smoothed transformer of a second stage."""
+    """Return the smoothed transformer of a second stage."""
     network = new_network(seed)
     ema = Ema(network, decay=0.0)
     ema.load_state_dict(torch.load(folder / "flow_state.pt", weights_only=True)["ema"])
@@ -151,12 +151,15 @@ def trained_network(folder: Path, seed: int) -> Any:
 
 
 def is_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """What Muon trains: weights between layers; not the output or the table of kinds."""
+    """Return True for Muon's parameters: weights between layers.
+
+    Not the output or the table of kinds.
+    """
     return parameter.ndim > 1 and not name.startswith(("proj_out", "cond_type_embed"))
 
 
 def random_sigmas(count: int, shift: float, generator: torch.Generator) -> Tensor:
-    """Noise levels [B] in 0..1: half uniform, half as the scheduler's shift spaces them."""
+    """Return noise levels [B] in 0..1: half uniform, half as the scheduler's shift spaces them."""
     uniform_B = torch.rand(count, generator=generator)
     shifted_B = shift * uniform_B / (1 + (shift - 1) * uniform_B)
     return torch.where(torch.rand(count, generator=generator) < 0.5, uniform_B, shifted_B)

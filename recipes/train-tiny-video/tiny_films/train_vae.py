@@ -1,6 +1,6 @@
 """The first stage: the library's own autoencoder on films drawn on the fly.
 
-Single frames first, then short crops, then whole films: the same kernels, dearer at each phase.
+Single frames first, then short crops, then whole films: the same kernels, slower in each phase.
 
 Shapes: B films · C channels · T frames · H W rows, columns · F Y X latent frames, rows, columns.
 """
@@ -30,14 +30,14 @@ from tiny_films.world import FRAMES, trainable_scene
 
 _CROP_SHIFT_PX = 14
 _KL_WEIGHT = 5e-4
-# A shape is a twelfth of its film: without this its colour is the last thing to be learnt.
+# A shape is a twelfth of its film: without this, its colour is learnt last.
 _SHAPE_WEIGHT = 4.0
 _RATES = Rates(muon=0.01, adam=1e-3)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What films are cut to, up to a share of the time; the batch is per worker."""
+    """How films are cut, up to a fraction of the time; the batch is per worker."""
 
     until: float
     batch: int
@@ -50,7 +50,7 @@ PHASES = (Phase(0.25, 20, 1, 32), Phase(0.55, 6, 5, 32), Phase(1.0, 2, FRAMES, P
 
 @dataclass(frozen=True)
 class VaeRun:
-    """How long and how hard to train; `minutes` counts training time over all resumed runs."""
+    """How long and how fast to train; `minutes` counts training time over all resumed runs."""
 
     minutes: float
     folder: Path
@@ -73,7 +73,7 @@ class VaeTrainer:
         self.state = RunState(run.folder, "vae", parts, device=torch.device("cpu"))
 
     def train(self) -> None:
-        """Up to the end of the time or the steps; the result is the state file."""
+        """Train until the time or the steps are used up; the result is the state file."""
         train(self.state, self._step, minutes=self.run.minutes, max_steps=self.run.max_steps)
 
     def _step(self, progress: float) -> dict[str, float]:
@@ -93,16 +93,16 @@ class VaeTrainer:
 
 
 def new_vae() -> Any:
-    """The checkpoint's autoencoder as the library initialises it, fit for batches."""
+    """Return the checkpoint's autoencoder as the library initialises it, able to take batches."""
     config = hunyuan_video15.arguments(hunyuan_video15.VAE)
     return accepting_batches(AutoencoderKLHunyuanVideo15(**config))
 
 
 def accepting_batches(vae: Any) -> Any:
-    """The same autoencoder for more than one film at a time.
+    """Return the same autoencoder for more than one film at a time.
 
     The library's causal mask of the middle block has no axis for the heads and fails for them. Its
-    norm takes a fifth of a training step; the same written out takes a tenth of that.
+    norm takes a fifth of a training step; written out, it takes a tenth of that.
     """
     for half in (vae.encoder, vae.decoder):
         for block in half.mid_block.attentions:
@@ -114,12 +114,15 @@ def accepting_batches(vae: Any) -> Any:
 
 
 def is_kernel(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon trains it: the convolutions between layers; scales of norms have four axes."""
+    """Return True for Muon's parameters: the convolutions between layers.
+
+    Scales of norms have four axes.
+    """
     return parameter.ndim == 5 and not name.startswith(("encoder.conv_in", "decoder.conv_out"))
 
 
 def moments(vae: Any, film_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and log variance of the posterior, [B, C, F, Y, X] each."""
+    """Return mean and log variance of the posterior, [B, C, F, Y, X] each."""
     mean_BCFYX, logvar_BCFYX = vae.encoder(film_BCTHW).chunk(2, dim=1)
     return mean_BCFYX, logvar_BCFYX.clamp(-30, 20)
 
@@ -127,7 +130,7 @@ def moments(vae: Any, film_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
 def vae_loss(
     error_BCTHW: Tensor, mean_BCFYX: Tensor, logvar_BCFYX: Tensor
 ) -> tuple[Tensor, dict[str, float]]:
-    """L1, squares, edges across and down, and a little of the KL divergence."""
+    """Return L1, squares, edges across and down, and a little of the KL divergence."""
     l1 = error_BCTHW.abs().mean()
     square = error_BCTHW.square().mean()
     edges = error_BCTHW.diff(dim=3).abs().mean() + error_BCTHW.diff(dim=4).abs().mean()
@@ -137,12 +140,12 @@ def vae_loss(
 
 
 def train_vae(run: VaeRun) -> None:
-    """One worker's part of the first stage."""
+    """Run one worker's part of the first stage."""
     VaeTrainer(run).train()
 
 
 def jointly_trained_vae(folder: Path) -> Any:
-    """The smoothed autoencoder of a first stage; its encoder is finished."""
+    """Return the smoothed autoencoder of a first stage; its encoder is finished."""
     vae = new_vae()
     ema = Ema(vae, decay=0.0)
     ema.load_state_dict(torch.load(folder / "vae_state.pt", weights_only=True)["ema"])
@@ -151,7 +154,7 @@ def jointly_trained_vae(folder: Path) -> Any:
 
 
 def trained_vae(folder: Path) -> Any:
-    """The same with the decoder as it was trained on behind it."""
+    """Return the same with the decoder that was trained after it."""
     vae, file = jointly_trained_vae(folder), folder / "decoder_state.pt"
     if file.exists():
         ema = Ema(vae.decoder, decay=0.0)
@@ -163,7 +166,7 @@ def trained_vae(folder: Path) -> Any:
 def cut_films(
     phase: Phase, rng: random.Random, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Films of a step, a function of the generators alone, and how much each pixel counts."""
+    """Return a step's films, which depend only on the generators, and each pixel's weight."""
     scenes = [trainable_scene(rng) for _ in range(phase.batch)]
     first = rng.randint(0, FRAMES - phase.frames)
     stretch = slice(first, first + phase.frames)
@@ -176,7 +179,7 @@ def cut_films(
 
 
 def _cut(film_CTHW: Tensor, side: int, rng: random.Random) -> Tensor:
-    """A window near the middle, where every shape passes."""
+    """Return a window near the middle, which every shape crosses."""
     middle = (PICTURE_PX - side) // 2
     reach = min(middle, _CROP_SHIFT_PX)
     top, left = (middle + rng.randint(-reach, reach) for _ in range(2))
@@ -184,7 +187,7 @@ def _cut(film_CTHW: Tensor, side: int, rng: random.Random) -> Tensor:
 
 
 def _normed(norm: Any, x_BCTHW: Tensor) -> Tensor:
-    """HunyuanVideo15RMS_norm over channels in float32."""
+    """Compute HunyuanVideo15RMS_norm over channels in float32."""
     length_B1THW = x_BCTHW.square().sum(dim=1, keepdim=True).clamp(min=1e-24)
     scaled: Tensor = x_BCTHW * length_B1THW.rsqrt() * norm.scale * norm.gamma
     return scaled
@@ -193,7 +196,7 @@ def _normed(norm: Any, x_BCTHW: Tensor) -> Tensor:
 def _causal_mask(
     n_frame: int, n_hw: int, dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> Tensor:
-    """0 for a cell's own frame and those before it, minus infinity else: [B, 1, S, S]."""
+    """Return 0 for a cell's own and earlier frames, else minus infinity: [B, 1, S, S]."""
     frame_S = torch.arange(n_frame, device=device).repeat_interleave(n_hw)
     is_hidden_SS = frame_S[None, :] > frame_S[:, None]
     mask_SS = torch.zeros(is_hidden_SS.shape, dtype=dtype, device=device)

@@ -1,5 +1,4 @@
-"""What a film of the small world shows: one shape of one colour that moves in one direction, on
-black.
+"""Scenes of the films' small world: one shape of one colour that moves, on black.
 
 Colours, shapes and sizes are the picture world's.
 """
@@ -14,7 +13,7 @@ FPS = 8
 SHAPES = ("circle", "square", "triangle")
 COLOURS = ("red", "yellow", "green", "blue", "purple", "white")
 BACKGROUND = "black"
-# (down, right) of a whole film, as shares of how far a moving shape goes.
+# (down, right) over a whole film, as fractions of how far a moving shape goes.
 MOTIONS: dict[str, tuple[float, float]] = {
     "left": (0.0, -1.0),
     "right": (0.0, 1.0),
@@ -35,12 +34,12 @@ class Scene:
 
 
 def all_scenes() -> tuple[Scene, ...]:
-    """All 90, in the order of the tables."""
+    """Return all 90 scenes, in the order of the tables."""
     return tuple(Scene(*words) for words in product(SHAPES, COLOURS, MOTIONS))
 
 
 def is_held_out(scene: Scene) -> bool:
-    """Whether training never draws it: of every shape and colour, one of the five motions.
+    """Return True if training never draws it: one of five motions of every shape and colour.
 
     Any two of the three words still meet in training, so a held-out film is a new combination of
     known parts.
@@ -58,5 +57,5 @@ HELD_OUT = tuple(scene for scene in all_scenes() if is_held_out(scene))
 
 
 def trainable_scene(rng: random.Random) -> Scene:
-    """A random scene that training may draw."""
+    """Return a random scene that training may draw."""
     return rng.choice(TRAINABLE)
