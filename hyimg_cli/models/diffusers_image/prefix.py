@@ -127,7 +127,8 @@ class PicturesThenText(Prefix):
             pictures = int(mask.sum())
             content = [mask, *([latents] if pictures else ())]
             if not pictures or texts_NW.device.type == "cpu":
-                # Words between pictures are read with those behind them, and elsewhere round so.
+                # The encoder reads words between pictures together with the text after them. On a
+                # GPU their rounding depends on that text, so there they do not name the segment.
                 content.append(texts_NW[first:stop][~mask])
             what = f"{inputs['img_shapes'][0][:-1] if pictures else ''} {_digest(*content)}"
             rows = len(mask) + (_ROWS_A_SLOT - 1) * pictures
