@@ -30,8 +30,8 @@ _LATENTS, _STATE = "latents", "state."
 class Kept:
     """Latents after the first `step` of `steps` denoise steps, and the denoiser's state there.
 
-    After the last step that state is only what the job's line reports. `warnings` and `notes` are
-    about the job's inputs, for a job that only needs decoding.
+    After the last step it is only the state of the step cache. `warnings` and `notes` are about the
+    job's inputs, for a job that only needs decoding.
     """
 
     step: int
