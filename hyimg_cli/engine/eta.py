@@ -59,7 +59,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass
 class _Stage:
-    """A stage of one model's jobs: units left, units done, and the seconds that those took.
+    """A stage of one model's jobs: units left, units done, and the seconds spent on them.
 
     `rate`: seconds per unit, a mean over the last `span` units; None if unknown.
     """
@@ -331,7 +331,7 @@ class KeptRates:
                 self._store.write(RATES, key, json.dumps(runs).encode())
 
     def take_notes(self) -> tuple[str, ...]:
-        """Return what was damaged or refused since the last call."""
+        """Return notes on entries that were damaged or refused since the last call."""
         return self._store.take_notes()
 
     def _runs(self, key: str) -> list[Rates]:

@@ -265,7 +265,7 @@ class Forecast:
     ) -> dict[str, int]:
         """Return the rows of a job whose text was written by a job counted earlier.
 
-        It is fed what the writing job was fed, which that job leaves in the tree after its prompt.
+        It is fed the same tokens as the writing job, which leaves them after its prompt.
         """
         fed = tokens.ar_prefill + tokens.assumed_think
         # As long as the tokens fed after the prefix, and different from every other text.

@@ -1,4 +1,4 @@
-"""Prepare a manifest's run around a session: choose its jobs, and leave out what is done.
+"""Prepare a manifest's run: choose its jobs, and leave out the ones that are done.
 
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """

@@ -332,7 +332,7 @@ class ServedSession:
             raise service.fault or Interrupted(self._stop_signal or signal.SIGTERM)
 
     def _tell(self, custom_id: str, told: Told) -> None:
-        """Store an event; called in the engine's thread, or in the one that drops the job."""
+        """Record an event; called in the engine's thread, or in the one that drops the job."""
         self._service.note(self._open[custom_id], told)
         if isinstance(told, Progress):
             self._progress[custom_id] = told

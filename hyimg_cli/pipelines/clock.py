@@ -24,7 +24,7 @@ class Shares:
     def __init__(self) -> None:
         self._at_work: dict[PhaseClock, str] = {}
         self._dealt_until = 0.0
-        # A server's jobs are written in separate threads.
+        # A server's jobs are recorded in separate threads.
         self._lock = Lock()
 
     def move(self, clock: "PhaseClock", phase: str | None, now: float) -> None:

@@ -9,7 +9,7 @@ its turn has lost everything its ranks held, and its next turn restarts them.
                          same checkpoint
 
 One pool serves a model and lives as long as the model. A rank that dies fails a job, not the run.
-Pixels of videos are the same as those of one process; if tokens are shared, within rounding.
+Videos have the same pixels as with one process or, if tokens are shared, equal up to rounding.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
@@ -88,7 +88,7 @@ class ModelRanks(ABC):
 
 
 class ImageRanks(ModelRanks):
-    """The ranks over which one model's layers, and guidance branches, are spread."""
+    """The ranks over which one model's layers and guidance branches are spread."""
 
     def __init__(
         self, choice: ModelChoice, parallel: ParallelConfig, lost: Callable[[], None]
@@ -213,7 +213,7 @@ class VideoRanks(ModelRanks):
                     pool.stopped.append(model.context.forget)
 
     def release_branches(self) -> None:
-        """Free every rank's transformer except the first; the next job's branches load them again.
+        """Free the transformers of all ranks but the first; the next branches load them again.
 
         The ranks are restarted: a decode has run out of memory, which has ended most of them
         already.

@@ -63,7 +63,7 @@ class Replica:
     """A replica on its machine: `run` works in a thread, while other calls are answered."""
 
     def __init__(self, setup: Setup) -> None:
-        tie_to(os.getppid())  # the node's own process: this one would outlive a stopped one
+        tie_to(os.getppid())  # the node's process; otherwise a stopped replica would outlive it
         tempfile.tempdir = str(_own_folder())  # removed with all files of ranks and libraries
         self._setup = replace(setup, folder=Path(tempfile.tempdir) / "replica")
         self._worker: PieceWorker | None = None

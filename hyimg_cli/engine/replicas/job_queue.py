@@ -88,7 +88,7 @@ def _piece(group: Any, jobs: Sequence[Job]) -> Plan:
 
 
 def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> int:
-    """Return how many first jobs make about `due` in whole sets; 0 if the first is too large."""
+    """Return how many leading jobs make about `due` in whole sets; 0 if the first is too big."""
     end = 0
     for _, same in groupby(jobs, key=alike):
         count = sum(1 for _ in same)

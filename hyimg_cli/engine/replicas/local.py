@@ -24,7 +24,7 @@ class LocalProcesses:
     """A transport whose replicas are child processes, each on a GPU or a share of the cores."""
 
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
-        """Raises MachineError if there are too few GPUs, or main memory is too small on a CPU."""
+        """Raises MachineError if GPUs are missing, or main memory cannot hold the models."""
         if precision(config.model)[0] == "cuda":
             from hyimg_cli.parallel import devices
 

@@ -55,8 +55,8 @@ def main(parent: Parent) -> None:
 def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
     """Return the facts that must be equal wherever results of one folder are made, by name.
 
-    The facts are those of this machine, or of the place that `config` names. They are what
-    determines keys and pixels of jobs: the digest of the first source picture, fingerprints of
+    The facts are those of this machine, or of the place that `config` names: settings that
+    determine keys and pixels of jobs, the digest of the first source picture, fingerprints of
     models, and versions of packages. Raises CheckpointError.
     """
     choice, parallel = config.model, config.parallel

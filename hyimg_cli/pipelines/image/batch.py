@@ -1,4 +1,4 @@
-"""Continuous batching: jobs of one model, of which some think while others draw.
+"""Continuous batching of one model's jobs: some think while others draw.
 
     waiting ─ prefill ─▶ thinking ─ a token each ─▶ ready ─▶ drawing ─ a step each ─▶ decoded
               (joins as soon as a row is free)   (leaves when its text ends)

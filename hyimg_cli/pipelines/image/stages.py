@@ -48,7 +48,7 @@ class ImageRequest(Request[ImageJob]):
     `stages`: the stages of its scope. `ticket`: a server's ticket for it. `text_key`: equal for
     requests that would write or feed the same text. `decoding`: None if there is no text to write.
 
-    `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
+    `computed`, `shared`: rows of the prompt that were computed, and rows that other jobs had left.
     `prompt`: all but its last token, as other jobs may share it. `cached`: the text once it is
     complete. A text that was written before is set from the start; its rows are in the context and
     count like the prompt's.
