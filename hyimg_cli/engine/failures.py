@@ -53,7 +53,7 @@ def failed_job(
 
 
 def machine_fault(error: BaseException) -> MachineError | None:
-    """Return the machine error because of which every later job would fail; None for others."""
+    """Return the machine error that would also fail every later job; None for other errors."""
     if isinstance(error, MachineError):
         return error
     if not _is_of_torch(error, "AcceleratorError"):

@@ -359,8 +359,7 @@ def _admit_ray(address: str) -> None:
     Raises MachineError.
     """
     require("ray", extra="ray")
-    # Ray reads these when it is imported. The run reports a worker's death itself, and not on
-    # stdout.
+    # Ray reads these on import. The run itself reports a worker's death, and not on stdout.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
     if address == "local" and "ray" not in sys.modules:
         # Ray listens on the network, and anyone with access can run code.

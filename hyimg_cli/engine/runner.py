@@ -197,8 +197,7 @@ def examine(
     jobs, unnamed = name_files(manifest, jobs, settings["name"])
     config = build_run_config(settings, Path(), None)
     refuse_settings(jobs, config)
-    # By line, faults of jobs that their checkpoint cannot run. The jobs of a line differ only in
-    # seed.
+    # Faults of jobs that their checkpoint cannot run, by line: a line's jobs differ in seed only.
     unfit: dict[str, HyimgError] = {}
     line = ""
     for job in jobs:

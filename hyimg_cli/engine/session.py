@@ -131,8 +131,7 @@ class Session:
             for other in others:
                 if (name := other.model) is None:
                     continue
-                # Another model stays if the group's model fits in addition to it, with a full
-                # batch.
+                # Another model stays if both fit into memory with a full batch of this group.
                 needed = need_of_second(group.model, group.jobs, self._config)
                 there = available_memory(self._config)
                 if not fits(needed, there):

@@ -78,7 +78,7 @@ class SourcesSeen:
 
 
 def turned_sizes(found: SourcesSeen, jobs: Sequence[Job]) -> Iterator[str]:
-    """Yield a sentence if edits seem to have their size as HEIGHTxWIDTH by mistake."""
+    """Yield a sentence if edits seem to give their size as HEIGHTxWIDTH by mistake."""
     turned = []
     for job in jobs:
         if not isinstance(job, ImageJob) or not job.images or job.images[0] not in found.sizes:

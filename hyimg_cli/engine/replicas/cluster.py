@@ -132,8 +132,7 @@ class RayCluster:
         connect(config)
         self._needs = _needs(config, count)
         each = -(-count // len(_nodes()))
-        # Derived from this machine's memory; the machines of a cluster without GPUs are assumed
-        # equal.
+        # Derived from this machine's memory; machines without GPUs are assumed to be alike.
         self.config = replica_config(config, each)
         self._starting: dict[int, Setup] = {}
         self._actors: dict[int, _Actor] = {}
@@ -345,8 +344,7 @@ def connect(config: RunConfig) -> None:
     """Join the cluster that `config` names, or start a local one. Raises MachineError."""
     if ray.is_initialized():
         return
-    # Ray replaces the SIGTERM handler; the handlers of hyimg are restored so that a run ends in
-    # order.
+    # Ray replaces the SIGTERM handler; restoring ours lets a run end in order.
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
     address = config.parallel.ray_address or "auto"

@@ -248,8 +248,7 @@ class _Dispatcher:
                 case Ready():
                     worker.is_up = True
                     if differences := describe_differences(self._facts, message.facts):
-                        # Its machine differs from the others, and a new process there would differ
-                        # as well.
+                        # Its machine differs, so a new process there would differ too.
                         worker.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
                         node = f" ({message.node})" if message.node else ""
                         yield from self._kill(worker, f"refused{node}, it has {differences}")
@@ -312,8 +311,7 @@ class _Dispatcher:
 
     def _end_piece(self, worker: _Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
-        # A machine error concerns one replica's GPU; checkpoint and disk errors concern all
-        # replicas.
+        # A machine error is about one replica's GPU; checkpoint and disk errors affect all.
         is_its_own = isinstance(error, MachineError) and not isinstance(
             error, CheckpointError | StorageError
         )

@@ -4,7 +4,7 @@ WholeBatches   jobs of a run, all known. They write their texts together and dra
                a batch is full or nothing can fill it. Then the next jobs begin.
 Served         jobs of a server. Batch jobs work like those of a run. Online jobs begin as soon
                as there is room, and join the drawing at any step. While an online job is at
-               work, batch jobs advance in only one pass of `background_pass`.
+               work, batch jobs advance in only one of `background_pass` passes.
 """
 
 from collections import deque

@@ -183,8 +183,7 @@ class ContinuousBatch:
         at, joined = self._at, list[ImageRequest]()
         at.ready = deque(work for work in at.ready if work not in batch)
         while batch:
-            # Each request leaves the deque here, so that no context is held once its branches
-            # exist.
+            # Each request leaves the deque here: no context is held once its branches exist.
             work = batch.popleft()
             with Attempt() as tried:
                 work.stages.build_branches(work)

@@ -63,8 +63,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         )
         self._texts = Texts()
         self._together = Together(1, 1)
-        # By size class, the limits found when memory was too small; larger batches are not tried
-        # again.
+        # Limits by size class, found when memory was too small; they are not exceeded again.
         self._limits: dict[str, Together] = {}
         self._size_class = ""
         self._counted: dict[str, dict[str, int]] = {}

@@ -70,8 +70,7 @@ class EncodedSources:
                 if self._memo.find(key := self._key(image)) is None:
                     self._make(image, key, is_ahead=True)
         except Exception as error:
-            # Nothing is lost: the job that asks for the image tries again and reports its own
-            # error.
+            # Nothing is lost: the job that needs the image tries again, and reports any error.
             logger.info("prefetching %s failed: %r", image.digest, error)
 
     def encode(self, image: SourceImage, scope: str = "") -> tuple[Encoded, float]:
