@@ -1,1 +1,1 @@
-"""Runs and sessions, built from the packages in the lower layers."""
+"""Runs and sessions, built from the packages of the lower layers."""

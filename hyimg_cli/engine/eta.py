@@ -1,15 +1,17 @@
-"""How long a plan takes and a run has left: by stage, units of work times seconds of one.
+"""Estimate how long a plan takes, and how much of a run is left.
 
-    load      once a model: start, weights, prompts embedded ahead, shapes run beforehand, the end
-    prompts   a prompt or source picture that is read; of a model that only denoises latents, a
+Each estimate is a sum over stages: units of work times seconds per unit.
+
+    load      once per model: start, weights, prompts embedded ahead, prewarming, the end
+    prompts   a prompt or source picture that is read; for a model that only denoises latents, a
               prompt that is encoded ahead of all jobs
-    pictures  a source picture that is encoded there
+    pictures  a source picture that such a model encodes ahead of all jobs
     text      a token that is written
-    denoise   a latent cell in a denoise step; of a video, operations where its card counts them
+    denoise   a latent cell in a denoise step; for a video, operations if its card counts them
     decode    a pixel that is decoded and written
 
-A run keeps what a unit took. Medians of earlier runs say how long a plan takes; a run begins with
-them and goes on with a moving mean of its own. No torch.
+A run saves its seconds per unit. The estimate of a plan uses the medians of earlier runs. A run
+starts from these medians and continues with its own moving mean. This module does not need torch.
 """
 
 import json
@@ -37,17 +39,18 @@ from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Begun, Group, Plan, VideoGroup
 from hyimg_cli.spec.work import picture_work, video_work
 
-# Of one model in one run: seconds of a unit by stage, tokens of a text by bot task.
+# Of one model in one run: seconds per unit by stage, and tokens per text by bot task.
 Rates = Mapping[str, float]
 STAGES = ("load", "prompts", "pictures", "text", "denoise", "decode")
-# Parts of a job's stages that are left, where an event tells.
+# Parts of a job's stages that are left after an event.
 _WHOLE = dict.fromkeys(STAGES[1:], 1.0)
 _READ, _WRITTEN, _OVER = {"prompts": 0.0}, {"text": 0.0}, dict.fromkeys(STAGES[1:], 0.0)
 _FORMAT = 3
 _RUNS_KEPT = 9
-# Part of all units that a moving mean spans; at first earlier runs count as much.
+# Part of all units that a moving mean spans; at first, earlier runs have the same weight.
 _SPAN = 0.2
-# Tokens of a text while nothing tells its length; one that is longer has this part of it left.
+# Assumed tokens of a text of unknown length, and the part left of a text that exceeds its expected
+# length.
 _LENGTH, _LAST_PART = 100.0, 0.05
 # Seconds that a run may be late before its end counts as unknown.
 _PATIENCE_S = 10.0
@@ -56,9 +59,9 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 @dataclass
 class _Stage:
-    """A stage of one model's jobs: units left and done, and the seconds that these took.
+    """A stage of one model's jobs: units left, units done, and the seconds spent on them.
 
-    `rate`: seconds of a unit, a mean over the last `span` units; None while nothing tells it.
+    `rate`: seconds per unit, a mean over the last `span` units; None if unknown.
     """
 
     left: float = 0.0
@@ -70,12 +73,12 @@ class _Stage:
     _begun_s: float = 0.0
 
     def expect(self, rate: float | None) -> None:
-        """Begin with the rate of earlier runs; all units are counted by now."""
+        """Start from the rate of earlier runs; all units must have been counted."""
         self.rate, self.span = rate, _SPAN * self.left
         self._weight = 0.0 if rate is None else self.span
 
     def add(self, seconds: float, units: float = 0.0) -> None:
-        """Count seconds, and units that are done with them."""
+        """Add seconds, and the units that were done in them."""
         self.seconds += seconds
         self._begun_s += seconds
         if units > 0:
@@ -86,7 +89,7 @@ class _Stage:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds for the units that are left."""
+        """Seconds for the units that are left; None if the rate is unknown."""
         if self.left <= 1e-9 * self.span:
             return 0.0
         return None if self.rate is None else max(0.0, self.left * self.rate - self._begun_s)
@@ -102,9 +105,9 @@ class _JobAtWork:
 
 
 class Eta:
-    """Follows a run's events: what it has done, how long that took, what is left.
+    """Follows a run's events: what it has done, how long that took, and what is left.
 
-    Time between two events counts for the stage that the later one ends.
+    The time between two events counts for the stage that the later event ends.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class Eta:
         age_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`earlier`: runs like this, by model; `age_s`: seconds that this one took until now."""
+        """`earlier`: rates of similar runs, by model; `age_s`: seconds since this run began."""
         self._plan, self._config, self._clock = plan, config, clock
         self._last = clock()
         self._began = self._last - age_s
@@ -124,9 +127,9 @@ class Eta:
         runs = {model: (earlier or {}).get(model, ()) for model in models}
         self.runs = min(map(len, runs.values()), default=0)
         self._earlier = {model: _medians(of_model) for model, of_model in runs.items()}
-        # Models whose prompts and pictures are encoded ahead of all jobs, apart from a load.
+        # Models whose prompts and pictures are encoded ahead of all jobs, separately from the load.
         self._encoders, ahead = set[str](), Forecast(config, 0)
-        # Jobs that take the text which an earlier one of their group writes.
+        # Jobs that reuse the text of an earlier job of their group.
         self._takers: set[str] = set()
         self._stages = defaultdict[tuple[str, str], _Stage](_Stage)
         for group in plan.groups:
@@ -150,7 +153,7 @@ class Eta:
             self._stages[model, name].expect(self._earlier[model].get(name))
         self._at_work: dict[str, _JobAtWork] = {}
         self._made: set[str] = set()
-        # Lengths of texts by model and bot task: how many, and tokens together.
+        # Text lengths by model and bot task: number of texts, and their total number of tokens.
         self._texts: dict[tuple[str, str], tuple[int, int]] = {}
         self._model = next(iter(models), "")
         self._load(self._model, age_s)
@@ -162,13 +165,13 @@ class Eta:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Models of which nothing tells how long what is left takes."""
+        """Models for which the remaining time cannot be estimated."""
         found = (model for (model, _), one in self._stages.items() if one.left_s is None)
         return tuple(dict.fromkeys(found))
 
     @property
     def stages_s(self) -> dict[str, float]:
-        """Seconds that are left by stage, of all models that are known."""
+        """Seconds left by stage, summed over all models with known rates."""
         found = dict.fromkeys(STAGES, 0.0)
         for (_, name), stage in self._stages.items():
             found[name] += stage.left_s or 0.0
@@ -176,15 +179,15 @@ class Eta:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the last job is done; None while that is unknown."""
+        """Seconds until the last job is done; None if unknown."""
         total, waited = sum(self.stages_s.values()), self._clock() - self._last
         if self.unknown or waited > total + _PATIENCE_S:
             return None
-        # Between two events it counts down, but never to nothing: something is still awaited.
+        # Counts down between two events, but never to zero while work remains.
         return max(total - waited, 0.1 * total)
 
     def add(self, event: events.Event) -> None:
-        """Count what an event tells."""
+        """Count an event."""
         now = self._clock()
         passed, self._last = now - self._last, now
         match event:
@@ -215,8 +218,9 @@ class Eta:
                 self._load(self._model, passed)
 
     def rates(self) -> dict[str, Rates]:
-        """By model that has made something, what a unit took. What passed since the last event is
-        the run's end.
+        """Return the rates of each model that has finished a job.
+
+        The time since the last event counts as the end of the run.
         """
         end_s = self._clock() - self._last
         found: dict[str, Rates] = {}
@@ -232,7 +236,7 @@ class Eta:
         return found
 
     def _units(self, job: Job) -> dict[str, float]:
-        """A job's units by stage."""
+        """Return a job's units by stage."""
         revision, components = self._config.model.revision, self._config.model.components
         read = 0.0 if job.model in self._encoders else 1.0 + len(job.images)
         units = {"prompts": read, "pictures": 0.0, "text": self._length(job)}
@@ -246,13 +250,13 @@ class Eta:
         return units | {"denoise": work.denoise, "decode": work.pixels}
 
     def _length(self, job: Job) -> float:
-        """Tokens that a job is expected to write."""
+        """Return the number of tokens that a job is expected to write."""
         if not isinstance(job, ImageJob) or not job.writes_text or job.custom_id in self._takers:
             return 0.0
         return min(self._earlier[job.model].get(job.bot_task, _LENGTH), job.text.max_new_tokens)
 
     def _load(self, model: str, passed: float, *, is_ready: bool = False) -> None:
-        """Time of no job goes to a model, which is ready or not."""
+        """Add time that belongs to no job to a model's load, which ends if `is_ready`."""
         self._model = model
         stage = self._stages[model, "load"]
         stage.add(passed, stage.left if is_ready else 0.0)
@@ -261,7 +265,10 @@ class Eta:
     def _move(
         self, custom_id: str, stage: str, passed: float, parts: Mapping[str, float]
     ) -> _JobAtWork | None:
-        """Seconds of one stage of a job; of what stages now so much is left. None of no job."""
+        """Add seconds to one stage of a job, and set the `parts` of its stages that are left.
+
+        Return None if the plan has no such job.
+        """
         job = self._plan.by_id.get(custom_id)
         if job is None:
             return None
@@ -277,7 +284,7 @@ class Eta:
         return at
 
     def _write(self, event: events.Progress, passed: float) -> None:
-        """A token more; how far its text is follows from those that are done, if there are any."""
+        """Count a token; finished texts, if any, give the expected length of its text."""
         at = self._move(event.custom_id, "text", passed, {})
         if at is not None:
             texts, tokens = self._texts.get(_kind(at.job), (0, 0))
@@ -286,7 +293,7 @@ class Eta:
             self._move(event.custom_id, "text", 0.0, {"text": part})
 
     def _end(self, event: events.JobEnded, passed: float) -> None:
-        """A job is over; of one that failed nothing more counts as done."""
+        """Count the end of a job; the unfinished work of a failed job does not count as done."""
         seconds, parts = (passed, _OVER) if event.is_done else (0.0, {})
         at = self._move(event.outcome.custom_id, "decode", seconds, parts)
         if at is None:
@@ -304,18 +311,18 @@ class Eta:
 
 
 class KeptRates:
-    """Rates of the last runs on this machine: an entry of the disk cache by model and settings."""
+    """Rates of the last runs on this machine, in the disk cache by model and settings."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
 
     def read(self, plan: Plan) -> dict[str, list[Rates]]:
-        """By model, runs with the same weights and settings, oldest first."""
+        """Return by model the rates of runs with the same weights and settings, oldest first."""
         return {group.model: self._runs(_key(group, self._config)) for group in plan.groups}
 
     def keep(self, plan: Plan, found: Mapping[str, Rates]) -> None:
-        """Add a run's rates; of too many the oldest go."""
+        """Add a run's rates, and drop the oldest if there are too many."""
         groups = {group.model: group for group in plan.groups}
         for model, rates in found.items():
             key = _key(groups[model], self._config)
@@ -324,7 +331,7 @@ class KeptRates:
                 self._store.write(RATES, key, json.dumps(runs).encode())
 
     def take_notes(self) -> tuple[str, ...]:
-        """What was damaged or refused since the last call."""
+        """Return notes on entries that were damaged or refused since the last call."""
         return self._store.take_notes()
 
     def _runs(self, key: str) -> list[Rates]:
@@ -338,13 +345,16 @@ class KeptRates:
 
 
 def _key(group: Group | VideoGroup, config: RunConfig) -> str:
-    """Digest of what decides a model's speed: weights, machine, every setting that such jobs read
-    and that is not about failures. Empty where the weights are not here.
+    """Return a digest of everything that determines a model's speed.
+
+    It covers the weights, the machine, and every setting that such jobs use, except failure
+    settings. The digest is empty if the weights are missing.
     """
     kind: JobKind = "pictures" if isinstance(group, Group) else "videos"
     facts = {}
     for row in SETTINGS.values():
-        # Units are counted by what jobs say, and a checkpoint has a fingerprint.
+        # Settings in the job line are covered by the unit counts, and checkpoints by their
+        # fingerprint.
         is_counted = row.in_line or row.pixels == "checkpoint"
         is_other = row.table == "failure" or row.attribute == "folder"
         if not is_counted and not is_other and row.concerns(kind, denoises_latents=True):
@@ -361,7 +371,7 @@ def _key(group: Group | VideoGroup, config: RunConfig) -> str:
 
 
 def _processor(device: str) -> str:
-    """The processor that a kind of device, cpu or cuda, stands for here; without torch."""
+    """Return the processor behind a kind of device, cpu or cuda, without torch."""
     if device == "cpu":
         return cpu_name()
     facts = "".join(path.read_text() for path in sorted(_GPUS.glob("*/information")))
@@ -369,7 +379,7 @@ def _processor(device: str) -> str:
 
 
 def _kind(job: Job) -> tuple[str, str]:
-    """Model and bot task: texts of one kind are taken to be about as long."""
+    """Return model and bot task; texts of one kind are assumed to have about the same length."""
     return job.model, job.bot_task if isinstance(job, ImageJob) else ""
 
 

@@ -1,5 +1,6 @@
-"""What happens when a job fails: whose fault it is, what its line says, whether it is tried again,
-and whether the run ends. No torch is imported.
+"""Handle failed jobs: the cause, the job's line, retries, and whether the run ends.
+
+This module does not import torch.
 """
 
 import logging
@@ -15,7 +16,7 @@ from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
 logger = logging.getLogger(__name__)
-# What one job alone can be given where memory was short.
+# Hints for a single job that ran out of memory.
 _SMALLER: Mapping[type[Job], str] = {
     ImageJob: (
         "use --quantization fp8 or nf4, --vae-use-tiling (changes pixels near tile borders), or "
@@ -28,10 +29,10 @@ _SMALLER: Mapping[type[Job], str] = {
 def failed_job(
     job: Job, config: RunConfig, attempt: int, error: Exception, **facts: Any
 ) -> Outcome:
-    """The line of a job that failed at this attempt; `facts` are more of its fields.
+    """Return the line of a job that failed in this attempt; `facts` are further fields.
 
-    Raises what is no job's fault, a MachineError: every later call would fail too. An error that is
-    not ours is a bug: its traceback is logged.
+    Raises MachineError if every later job would fail too. The traceback of any error that is not a
+    HyimgError is logged as a bug.
     """
     if (fault := machine_fault(error)) is not None:
         raise fault
@@ -52,7 +53,7 @@ def failed_job(
 
 
 def machine_fault(error: BaseException) -> MachineError | None:
-    """The fault of the machine by which every later call would fail, too; None for any other."""
+    """Return the machine error that would also fail every later job; None for other errors."""
     if isinstance(error, MachineError):
         return error
     if not _is_of_torch(error, "AcceleratorError"):
@@ -62,7 +63,7 @@ def machine_fault(error: BaseException) -> MachineError | None:
 
 
 def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
-    """The line of a manifest's line that could not become a job; its first fault names the code."""
+    """Return the result line of an invalid manifest line, with the code of its first fault."""
     message = "; ".join(f"{one.where}: {one.what}" for one in faults)
     hint = "; ".join(dict.fromkeys(one.hint for one in faults if one.hint))
     failure = Failure(faults[0].code, message, hint, retryable=False)
@@ -70,7 +71,7 @@ def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
 
 
 def replicas_died(deaths: Sequence[str]) -> ReplicaError:
-    """Why a job failed that replicas died at until nobody tried any more."""
+    """Return the error of a job at which replicas died until it was given up."""
     return ReplicaError(
         f"the processes that worked on it died: {', then '.join(deaths)}",
         hint="memory may be short (signal 9): check the system log, then use --retry-failed with "
@@ -81,29 +82,29 @@ def replicas_died(deaths: Sequence[str]) -> ReplicaError:
 
 
 def _is_of_torch(error: BaseException, name: str) -> bool:
-    """True for one of torch's errors, which none is where nobody imported it."""
+    """True for this torch error class; False if torch has not been imported."""
     kind = getattr(sys.modules.get("torch"), name, None)
     return kind is not None and isinstance(error, kind)
 
 
 class FailureLimit:
-    """Counts a run's failures by its policy: the first one may end it, or so many in a row.
+    """Counts a run's failures; by its policy the first, or several in a row, end the run.
 
-    In a row are jobs that were started one after the other: what fails at once does not count
-    together across those that are still at work. A source that cannot be read is its job's own
-    fault, which never reached the model.
+    Jobs are in a row if they were started one after the other. Jobs that are still at work separate
+    failures before and after them. A source that cannot be read does not count, because its job
+    never reached the model.
     """
 
     def __init__(self, policy: FailurePolicy) -> None:
         self._policy = policy
         self.is_over = False
-        # By the order of starts: why a job failed; None of one that is at work, or done.
+        # In order of start: the failure of each job; None for a job that is at work or done.
         self._errors: list[Failure | None] = []
         self._at_work: dict[str, int] = {}
         self._in_a_row: list[Failure] = []
 
     def add(self, event: Event, *, is_final: bool = True) -> None:
-        """Count an event, with which the run may be over. `is_final` off: it is tried again."""
+        """Count an event, which may end the run. `is_final` False: the job will be tried again."""
         match event:
             case JobStarted():
                 self._at_work[event.custom_id] = len(self._errors)
@@ -126,9 +127,9 @@ class FailureLimit:
                 self.is_over |= bool(self._in_a_row) or (is_final and self._policy.fail_fast)
 
     def raise_fault(self) -> None:
-        """Raise ConsecutiveErrors where so many failed in a row, with the fault most of them had.
+        """Raise ConsecutiveErrors if too many jobs failed in a row, with their most common fault.
 
-        Passes where another failure ended the run.
+        Does nothing if another failure ended the run.
         """
         row = self._in_a_row
         if not row:

@@ -1,8 +1,8 @@
-"""Forecast what a plan computes and shares: run its jobs through the tree without weights or torch.
+"""Forecast what a plan computes and shares, by running its jobs without weights or torch.
 
-Exact before anything runs: the AR prompts' rows, image encodes, bytes of shared K/V. They come from
-the same segments and the same tree as the run itself. What depends on text that is not written yet
-rests on an assumed length.
+The AR prompts' rows, image encodes and bytes of shared K/V are exact before anything runs, because
+they come from the same segments and the same tree as the run itself. Everything that depends on
+text that is not written yet uses an assumed length.
 """
 
 from collections import Counter
@@ -50,16 +50,19 @@ class Sized(NamedTuple):
 class VideoForecast:
     """The work of a group of videos.
 
-    `latent_grid`: latent frames, rows, columns. Of the `denoise_steps` a step cache leaves
-    `full_steps` to the transformer. `denoise_forwards`: the transformer's, every branch counted;
-    `denoise_flops`: of these, the least that they compute. `tile_shapes`: the distinct ones of the
-    VAE's decode, rows and columns of latents. `prompts`: distinct texts to embed if none is on
-    disk. `disk_bytes`: a rough size of the files; `latents_bytes`: of what is kept of one video
-    until its file is written. `decode`: its tiles, and how they are spread over the run's ranks.
-    `branches`: guidance branches, the most that a job has, on `branch_ranks`; `context_ranks` have
-    a part of each one's `tokens` and `heads` of attention. `memory`: of one video on its device;
-    `cards`: by a GPU's size, the flags with which it fits. `without_negative`: jobs that the
-    model's authors would have given a negative prompt.
+    `latent_grid`: latent frames, rows, columns. `full_steps`: the `denoise_steps` that the
+    transformer computes with a step cache. `denoise_forwards`: the transformer's forwards in all
+    branches; `denoise_flops`: a lower bound of their operations. `tile_shapes`: the distinct tile
+    shapes of the VAE's decode, rows and columns of latents. `prompts`: distinct texts to embed if
+    none is on disk.
+
+    `disk_bytes`: approximate size of the files; `latents_bytes`: size of the latents kept for one
+    video until its file is written. `decode`: its tiles, and how they are spread over the run's
+    ranks. `branches`: the maximum number of guidance branches of a job, on `branch_ranks`.
+    `context_ranks` share the `tokens` and attention `heads` of each branch.
+
+    `memory`: of one video on its device; `cards`: by GPU size, the flags with which it fits.
+    `without_negative`: jobs to which the model's authors would have given a negative prompt.
     """
 
     jobs: int
@@ -85,8 +88,9 @@ class VideoForecast:
 
 @dataclass(frozen=True)
 class LatentCost(Cost):
-    """The cost of pictures whose model only denoises latents, with `memory` and `cards` as of a
-    video, of the job that takes most.
+    """The cost of pictures whose model only denoises latents.
+
+    `memory` and `cards` are as for videos, for the job that needs the most memory.
     """
 
     memory: Mapping[str, Need] = field(default_factory=dict)
@@ -97,7 +101,7 @@ class LatentCost(Cost):
 class PlanForecast:
     """The cost of each group in plan order, and of all pictures.
 
-    `shared_kv_bytes`: K/V that jobs may share, held when the last one has been counted.
+    `shared_kv_bytes`: K/V that jobs may share, held after the last job was counted.
     """
 
     groups: tuple[Cost | VideoForecast, ...]
@@ -107,7 +111,7 @@ class PlanForecast:
 
 @gc_paused()
 def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForecast:
-    """Forecast every group of `plan`; source images are looked at, not decoded."""
+    """Forecast every group of `plan`; source images are inspected but not decoded."""
     ahead, groups = Forecast(config, assumed_think), list[Cost | VideoForecast]()
     for group in plan.groups:
         if isinstance(group, VideoGroup):
@@ -131,7 +135,7 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
 
 
 def _forecast_videos(group: VideoGroup, config: RunConfig, plan: Plan) -> VideoForecast:
-    """Forecast a group of videos; of work that is one job's, the first one's."""
+    """Forecast a group of videos; figures for a single job are those of the first one."""
     card = registry.video_card(group.model, config.model.revision, config.model.components)
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     branches = max(job.branch_count for job in group.jobs)
@@ -169,7 +173,7 @@ def _forecast_videos(group: VideoGroup, config: RunConfig, plan: Plan) -> VideoF
 
 
 class Forecast:
-    """Counts jobs in the order in which they will run; each sees what those before it left."""
+    """Counts jobs in the order in which they will run; each job can use what earlier ones left."""
 
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
@@ -177,7 +181,7 @@ class Forecast:
         self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
         self.card_of = partial(registry.model_card, revision=config.model.revision)
         self._kv_bytes = cache(lambda model: kv_bytes_per_token(self.card_of(model), config))
-        # Texts by number, and those that are left in the tree for others.
+        # Texts by number, and the numbers of texts that are in the tree for other jobs.
         self._texts: dict[TextIdentity, int] = {}
         self._left: set[int] = set()
         self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
@@ -186,7 +190,7 @@ class Forecast:
         )
 
     def tokens(self, job: ImageJob) -> JobTokens:
-        """The job's rows, with what earlier jobs share with it; none where it will fail."""
+        """Return the job's rows, and what earlier jobs share with it; zeros if it will fail."""
         sizes = [self._size_of(path) for path in job.images]
         files = [self._digest_of(path) for path in job.images]
         digests = [stretched_digest(one) for one in files] if job.infer_align_image_size else files
@@ -202,13 +206,14 @@ class Forecast:
         return tokens._replace(**shared)
 
     def encodes(self, job: ImageJob) -> dict[str, int]:
-        """Number of the texts and images that no earlier job had, and no earlier run left on disk;
-        of those that one did.
+        """Return the numbers of texts and images to encode, and of those kept by an earlier run.
+
+        What an earlier job has encoded is not counted.
         """
         known = registry.sequences(job.model, self._config.model.revision)
         files = [self._digest_of(path) for path in job.images]
         asked = {(job.model, *one) for one in known.encodings(job, files)}
-        if not self._config.reuse.prompt_cache:  # each job has its own
+        if not self._config.reuse.prompt_cache:  # each job embeds its own prompts
             self._seen = {one for one in self._seen if one[1] != PROMPT_EMBEDDINGS}
         new = asked - self._seen
         self._seen |= new
@@ -230,7 +235,7 @@ class Forecast:
             else:
                 weights = registry.fingerprint(model, choice.revision)
                 key = source_key(item, weights, device=device, dtype=dtype)
-        except CheckpointError:  # weights that are not here have encoded nothing here
+        except CheckpointError:  # without local weights, nothing has been encoded
             return False
         return self._store.has(kind, key)
 
@@ -241,7 +246,7 @@ class Forecast:
         prefixes: Sequence[Sequence[Segment]],
         text: TextIdentity | None,
     ) -> dict[str, int]:
-        """What of its rows others share with it, or spare it."""
+        """Return how many of a job's rows are shared with other jobs, or saved by them."""
         if tokens.ar_prefill:
             (prefix,) = prefixes
             if text is not None and text in self._texts:
@@ -258,11 +263,12 @@ class Forecast:
     def _taken_over(
         self, job: ImageJob, tokens: JobTokens, prefix: Sequence[Segment], text: int
     ) -> dict[str, int]:
-        """The rows of a job that finds its text, one of those counted, written: it is fed what the
-        writing job was, which leaves that behind its prompt.
+        """Return the rows of a job whose text was written by a job counted earlier.
+
+        It is fed the same tokens as the writing job, which leaves them after its prompt.
         """
         fed = tokens.ar_prefill + tokens.assumed_think
-        # As long as what is fed behind the prefix, and like no other text.
+        # As long as the tokens fed after the prefix, and different from every other text.
         stand_in = TextSegment((-1 - text,) * (fed - sum(segment.length for segment in prefix)))
         whole = [*prefix, stand_in]
         if text not in self._left:
@@ -277,7 +283,7 @@ class Forecast:
         }
 
     def _passed(self, job: ImageJob, prefix: Sequence[Segment]) -> int:
-        """Leading tokens of a prefix that are held already; afterwards all of it is."""
+        """Return the number of leading tokens that are held, then hold the whole prefix."""
         width, new = self._kv_bytes(job.model), []
 
         def payload(start: int, end: int) -> Sized:
@@ -289,7 +295,7 @@ class Forecast:
 
 
 def _source_size(path: str) -> Size:
-    """A picture's size; one that cannot be read, and fails its job later, counts as a square."""
+    """Return a picture's size; 1x1 if it cannot be read, in which case its job fails later."""
     try:
         return size_of(path)
     except SourceImageError:

@@ -1,4 +1,4 @@
-"""Put kept redraws back on their sources with other settings, without loading a model."""
+"""Put saved redraws back on their sources with other settings, without loading a model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,8 +22,9 @@ _OUTCOME = TypeAdapter(Outcome)
 def recomposite(
     folder: RunFolder, jobs: Sequence[ImageJob], config: RunConfig
 ) -> Iterator[Outcome]:
-    """Finish each job from its redraw, which is there; its new line is in the journal. A
-    job's fault is its outcome.
+    """Finish each job from its saved redraw; yield its outcome after recording its line.
+
+    A job's fault is reported in its outcome.
     """
     results = folder.results()
     for job in jobs:
@@ -33,10 +34,10 @@ def recomposite(
         sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
         edit = kept | {"kind": "unfinished", "sha256": sha256}
         extra = {name: value for name, value in entry.items() if name.startswith("x_")}
-        # What was said of the former finishing does not hold for this one.
+        # Warnings about the earlier finishing do not apply to this one.
         former = {LATENTS_ARE_KEPT, *edit_warnings(old if "gates" in old else None)}
         said = tuple(text for text in entry.get("warnings", ()) if text not in former)
-        # By its attempt it is later than the line of another journal.
+        # The higher attempt makes this line later than one in another journal.
         anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
         anew |= {"warnings": said, "finishing_key": finishing_key(job, config.output)}
         outcome = replace(_OUTCOME.validate_python({**entry, **anew}), edit=edit)

@@ -1,7 +1,7 @@
 """Record a group's jobs: files, then lines, then `JobEnded`; retry failures.
 
-A file is written before its line, and the line before `JobEnded` is sent. So a killed run never has
-a line without its file.
+A file is written before its line, and the line before `JobEnded` is sent. A killed run therefore
+never has a line without its file.
 """
 
 from collections import Counter
@@ -22,17 +22,18 @@ from hyimg_cli.spec.events import Event, JobEnded, Outcome, OutputFile
 from hyimg_cli.spec.job import Job
 
 AnyPipeline = Pipeline[Any, Any, Any]
-# As `Pipeline.work`: jobs on their way, in a folder, by clocks that began then.
+# Same as `Pipeline.work`: runs jobs in a folder, with clocks that begin at the given time.
 Work = Callable[
     [Sequence[Any], JobFolder | None, float], Iterator[Event | Request[Any] | Lost[Any]]
 ]
-# A finished job, and its file or why it has none; None where there is no folder.
+# A finished job, and its file or the error of writing it; None without a folder.
 Written = tuple[Request[Job], OutputFile | Exception | None]
 
 
 class Recorder:
-    """Records the jobs of one pipeline in a folder; without one pixels are dropped, and outcomes
-    name no files.
+    """Records the jobs of one pipeline in a folder.
+
+    Without a folder, pixels are dropped and outcomes name no files.
     """
 
     def __init__(
@@ -44,17 +45,20 @@ class Recorder:
         *,
         is_elsewhere: bool = False,
     ) -> None:
-        """`limit` counts the run's failures. `is_elsewhere`: another thread works on the jobs, and
-        this one records each as soon as it is finished.
+        """`limit` counts the run's failures.
+
+        `is_elsewhere`: another thread works on the jobs, and each job is recorded as soon as it
+        finishes.
         """
         self._pipeline, self._config, self._folder = pipeline, config, folder
         self._limit, self._is_elsewhere = limit, is_elsewhere
-        # How often each job was tried; a folder without a journal does not count them.
+        # How often each job was tried; always zero at the start in a folder without a journal.
         self._attempts = folder.attempts.copy() if folder else Counter[str]()
 
     def run(self, jobs: Sequence[Job], work: Work, started: float) -> Iterator[Event]:
-        """Events of jobs on their way through `work`; failures that may pass are tried again
-        behind the others.
+        """Yield the events of jobs that run through `work`.
+
+        Failures that may be temporary are retried after the other jobs.
         """
         by_id = {job.custom_id: job for job in jobs}
         again: dict[str, JobEnded] = {}
@@ -72,15 +76,16 @@ class Recorder:
             if self._limit.is_over or not again:
                 break
             jobs = [by_id[name] for name in again]
-        yield from again.values()  # of a run that is over
+        yield from again.values()  # failures whose retries the end of the run cut off
 
     def _record(self, jobs: Sequence[Job], work: Work, started: float) -> Iterator[Event]:
-        """Progress as it is; jobs once they are written; cut where the work raises, or the run is
-        over.
+        """Yield progress at once, and jobs once they are written.
+
+        Ends early if `work` raises or the run is over.
         """
         with ThreadPoolExecutor(1) as writer:
             behind: WriteBehind[Written] = WriteBehind(writer)
-            # What is finished is written and told, whatever stops the run.
+            # Finished jobs are written and reported, whatever stops the run.
             try:
                 for event in work(jobs, self._folder, started):
                     match event:
@@ -102,7 +107,7 @@ class Recorder:
                 raise
 
     def _write(self, done: Request[Job]) -> Written:
-        """Errors of the machine are raised where the write is collected; others are the job's."""
+        """Write a job's file; errors other than the machine's are returned with the job."""
         if self._folder is None:
             return done, None
         try:
@@ -135,7 +140,7 @@ class Recorder:
     def _fields(
         self, work: Request[Job], digests: Sequence[str], warnings: Sequence[str]
     ) -> dict[str, Any]:
-        """Fields of the line of a job that was at work, however it ended."""
+        """Return the line fields of a job that was at work, however it ended."""
         job, clock = work.job, work.clock
         self._attempts[job.custom_id] += 1
         return {

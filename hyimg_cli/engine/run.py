@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The IPTC property is in every file unless it is asked to be left out.
+# Every file has the IPTC property unless the user turns metadata off.
 _UNMARKED = (
     "--no-metadata: the files do not say that a model made them, which the EU AI Act requires "
     "(article 50)"
@@ -54,8 +54,9 @@ _UNMARKED = (
 
 @dataclass(frozen=True)
 class RunPlanned:
-    """What the run will do is known. `summary` and `eta` follow it from here on; `summary.left`
-    counts its jobs, those of the `plan` and edits that need no model.
+    """The run has been planned; from here on its events update `summary` and `eta`.
+
+    `summary.left` counts its jobs: those of the `plan`, and edits that need no model.
     """
 
     plan: Plan
@@ -66,7 +67,7 @@ class RunPlanned:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """No job is worked on any more. `error`: what ended the run early."""
+    """All work has ended. `error`: what ended the run early."""
 
     summary: Summary
     error: BaseException | None = None
@@ -93,11 +94,11 @@ def run_manifest(
     force: bool = False,
     on_event: OnEvent = _ignore,
 ) -> Summary:
-    """Run what is left of a manifest's jobs, as `hyimg generate` does, and return its counts.
+    """Run a manifest's remaining jobs, as `hyimg generate` does, and return the run's counts.
 
-    The key words are the flags of that command; settings of jobs are in `config`. `on_event` gets
-    each event as it happens: a job's failure is one of them. Raises ManifestError with every fault
-    of the manifest, and other errors of `hyimg_cli.errors` for what ends the whole run.
+    The keyword arguments are the flags of that command; settings of jobs are in `config`.
+    `on_event` gets each event as it happens, including job failures. Raises ManifestError with
+    every fault of the manifest, and other errors of `hyimg_cli.errors` if the whole run ends.
     """
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(Path(manifest))
@@ -112,23 +113,25 @@ class ManifestRun:
     def __init__(
         self, request: RunRequest, new_session: Callable[[RunConfig], AnySession] | None = None
     ) -> None:
-        """`new_session` makes what works on the jobs, by default `session_for`; where it is given,
-        the machine is not this run's alone, and its rates tell nothing of another one.
+        """`new_session` makes the session for the jobs; `session_for` by default.
+
+        If it is given, the machine is shared with other runs, so this run's rates are not saved.
         """
         self.request, self._new_session = request, new_session
         self._summary = Summary()
         self._tell: OnEvent = _ignore
-        # Brings the run's page up to date.
+        # Updates the run's page.
         self._follow: Callable[[Event], object] = _ignore
         self._session: AnySession | None = None
-        # While edits are put back on their sources a stop waits for the one at work: readers of
-        # pictures catch every Exception, and would take it for a damaged file.
+        # While edits are put back on their sources, a stop waits for the current edit: image
+        # readers catch every Exception, and would take the stop for a damaged file.
         self._is_patient = False
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> bool:
-        """Stop after the current denoise step, or edit; the run then raises Interrupted. False
-        where nothing is at work yet: then it does when the work begins.
+        """Stop after the current denoise step or edit; the run then raises Interrupted.
+
+        Return False if nothing is at work yet; in that case the run stops when its work begins.
         """
         self._stop_signal = signal_number
         if self._session is not None:
@@ -136,11 +139,11 @@ class ManifestRun:
         return self._session is not None or self._is_patient
 
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
-        """Do what is left of the jobs. `age_s`: seconds since the command began."""
+        """Run the remaining jobs. `age_s`: seconds since the command began."""
         began = time.monotonic() - age_s
         every, invalid, jobs = self._begin(on_event, self.request.config)
         config, settings = self.request.config, self.request.settings
-        if not invalid:  # a faulty line may be of the other kind
+        if not invalid:  # a faulty line may be of another kind
             self._remark(without_effect(settings, every, runner.cards(config.model.revision)))
         if not config.output.metadata:
             self._remark([_UNMARKED])
@@ -166,7 +169,7 @@ class ManifestRun:
                         folder.write_run(info | {"place": place})
                         self._work(plan, folder, eta)
             finally:
-                # Whatever ends the run, the page says what was done, and its rates are kept.
+                # Whatever ends the run, update the page and save the rates.
                 again = shlex.join(["hyimg", "report", str(config.output.folder)])
                 with self._told("no report", then=f"to write it: {again}"):
                     if page and page.close():
@@ -212,26 +215,27 @@ class ManifestRun:
     def _begin(
         self, on_event: OnEvent, config: RunConfig
     ) -> tuple[tuple[Job, ...], tuple[Outcome, ...], list[Job]]:
-        """Every job, lines that could not become jobs, and the jobs that are meant; what the run
-        needs of its machine is there.
+        """Return every job, the invalid lines, and the selected jobs.
+
+        Also checks that the machine has what the run needs.
         """
         request, self._tell = self.request, on_event
         every, invalid = runner.accept(request.manifest, request.settings)
         every = tuple(request.change(every))
         config = find_place(config)
         if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
-            # `auto` takes a device that is there, and replicas count theirs: torch is imported here
-            # only for a GPU that is asked for by name.
+            # `auto` takes an existing device, and replicas count their own. So torch is imported
+            # here only for a GPU that the user named.
             from hyimg_cli.parallel.devices import device_of
 
             device_of(config.model)
-        # Of a million lines none is needed any more: the jobs are.
+        # The lines may be a million; only their jobs are needed from here on.
         manifest = replace(request.manifest, lines=())
         self.request = replace(request, manifest=manifest, config=config)
         return every, invalid, request.selection.of(every, config.model.revision)[0]
 
     def _work(self, plan: Plan, folder: JobFolder, eta: Eta) -> None:
-        """Run a plan in a session that a signal stops in order."""
+        """Run a plan in a session that stops in order on a signal."""
         session = self._session = (self._new_session or session_for)(self.request.config)
         freeze_libraries()
         try:
@@ -249,7 +253,7 @@ class ManifestRun:
             self._session = None  # from here on a signal stops at once
 
     def _recomposite(self, outcomes: Iterable[Outcome]) -> None:
-        """Count and show edits whose redraws were there, as each is put back on its source."""
+        """Count and report edits with saved redraws as each is put back on its source."""
         count, self._is_patient = 0, True
         try:
             for outcome in outcomes:
@@ -264,7 +268,7 @@ class ManifestRun:
         self._remark([text], "info")
 
     def _end(self, outcomes: Iterable[Outcome]) -> None:
-        """Tell of jobs that ended without a session."""
+        """Report jobs that ended without a session."""
         for outcome in outcomes:
             event = JobEnded(outcome)
             self._tell(event)
@@ -276,7 +280,7 @@ class ManifestRun:
 
     @contextmanager
     def _told_from_plan_to_end(self, plan: Plan, eta: Eta) -> Iterator[None]:
-        """Tell of the plan before the work, and of the end whatever it is."""
+        """Report the plan before the work, and the end however it comes."""
         error: BaseException | None = None
         replicas = replicas_of(plan, self.request.config)
         self._tell(RunPlanned(plan, self._summary, eta, replicas))
@@ -290,8 +294,9 @@ class ManifestRun:
 
     @contextmanager
     def _told(self, what: str, then: str = "") -> Iterator[None]:
-        """Work behind the jobs: it ends no run, so its failure is a remark, with its traceback in
-        the log.
+        """Guard work that follows the jobs: its failure does not end the run.
+
+        The failure becomes a remark, and its traceback goes to the log.
         """
         try:
             yield
@@ -304,7 +309,7 @@ class ManifestRun:
             logger.info(what, exc_info=error)
 
     def _page(self) -> Follower | None:
-        """What keeps the run's page up to date; None where there is to be none."""
+        """Return the object that updates the run's page; None if the run writes no page."""
         output = self.request.config.output
         address = address_of(output.folder)
         if not output.report:
@@ -321,7 +326,7 @@ class ManifestRun:
 
 
 def describe_toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Iterator[str]:
-    """A sentence where nobody named a model, so that one of the package draws the jobs."""
+    """Yield a sentence if no model was chosen, so that one of the package's toy models draws."""
     by_default = (job for job in jobs if "model" not in job.user_fields)
     names = {"video_model" if isinstance(job, VideoJob) else "model" for job in by_default}
     if said := [TOYS[name] for name in sorted(names) if settings[name].origin == "default"]:
@@ -329,10 +334,11 @@ def describe_toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Itera
 
 
 def find_place(config: RunConfig) -> RunConfig:
-    """Find what the machines of a cluster have, where the run is done on one: as its folder tells,
-    or as one of them does. This one may have no GPU.
+    """Return `config` with the facts of a cluster's machines, if the run uses a cluster.
 
-    Raises MachineError where the cluster is not there, or has not what the replicas need.
+    The facts come from the run's folder if it has them, or else from one of the machines, because
+    this machine may have no GPU. Raises MachineError if the cluster is missing or lacks what the
+    replicas need.
     """
     if config.parallel.ray_address is None:
         return config
@@ -348,22 +354,22 @@ def find_place(config: RunConfig) -> RunConfig:
 
 
 def _admit_ray(address: str) -> None:
-    """Pass where Ray is installed; the cluster that it may start lets nobody else in.
+    """Check that Ray is installed, and restrict access to a cluster that it may start.
 
     Raises MachineError.
     """
     require("ray", extra="ray")
-    # Ray reads these as it is imported. Of a worker's death we tell ourselves, and not on stdout.
+    # Ray reads these on import. The run itself reports a worker's death, and not on stdout.
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
     if address == "local" and "ray" not in sys.modules:
-        # Ray listens to the network, and whoever gets in runs code.
+        # Ray listens on the network, and anyone with access can run code.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @gc_paused()
 def session_for(config: RunConfig) -> AnySession:
-    """The one that `config` asks for. Raises MachineError where GPUs are missing."""
-    # Imported here: `--help` must not wait for torch, and replicas need none in this process.
+    """Return the session that `config` asks for. Raises MachineError if GPUs are missing."""
+    # Imported here: `--help` must not wait for torch, and replicas do not need it in this process.
     if not config.parallel.has_replicas:
         from hyimg_cli.engine.session import Session
 

@@ -1,4 +1,4 @@
-"""Run a manifest around a session: choose its jobs, and leave out what is done.
+"""Prepare a manifest's run: choose its jobs, and leave out the ones that are done.
 
 No model is loaded here; `Session` does that with the plan that `prepare` returns.
 """
@@ -35,7 +35,7 @@ from hyimg_cli.spec.units import counted
 
 @dataclass(frozen=True)
 class Selection:
-    """Which jobs are meant: ids that match, then one shard (counted from 1), then the first few."""
+    """Which jobs to run: matching ids, then one shard (counted from 1), then the first few."""
 
     pattern: str | None = None
     limit: int | None = None
@@ -44,8 +44,9 @@ class Selection:
     def of(
         self, jobs: Sequence[Job], revision: str | None = None
     ) -> tuple[list[Job], planner.Shard | None]:
-        """The chosen jobs in manifest order, and the shard that they are of, where one was asked
-        for. Raises UsageError where a pattern matches none.
+        """Return the chosen jobs in manifest order, and their shard if one was chosen.
+
+        Raises UsageError if the pattern matches no job.
         """
         chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
         if jobs and not chosen:
@@ -63,8 +64,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What one run was asked to do: manifest, settings, selection, resume policy. `change`: what
-    is drawn instead of the jobs that the manifest asks for.
+    """The request for one run: manifest, settings, selection, resume policy.
+
+    `change`: maps the manifest's jobs to the ones that are drawn instead.
     """
 
     manifest: Manifest
@@ -77,13 +79,13 @@ class RunRequest:
 
 @dataclass
 class Summary:
-    """Counts and times of a run, gathered from its events. `left` was planned and did not run.
+    """Counts and times of a run, from its events.
 
-    Of edits that keep their source: `unchanged`, in which no edit was found, `whole`, which changed
-    the whole picture, and `gated`, which are beyond a gate, in this run and before.
-    `lossy`: by a step cache. `failed` counts jobs, in this run and before; `invalid` lines that
-    never became jobs. Of several replicas' seconds of loading, prewarming, embedding and compiling,
-    those of the slowest count.
+    `left`: jobs that were planned and did not run. For edits that keep their source: `unchanged`,
+    without any edit found; `whole`, where the whole picture changed; and `gated`, beyond a gate, in
+    this run and before. `lossy`: made with a step cache. `failed` counts jobs, in this run and
+    before; `invalid` counts lines that did not become jobs. With several replicas, the seconds of
+    loading, prewarming, embedding and compiling are those of the slowest one.
     """
 
     done: int = 0
@@ -107,7 +109,7 @@ class Summary:
 
     def add(self, event: Event) -> None:
         before, self._clock = self._clock, time.perf_counter()
-        # With replicas one loads while another draws: time with a job at work is the jobs'.
+        # Replicas load while others draw, so any time with a job at work belongs to the jobs.
         if self._at_work or isinstance(event, JobStarted | JobEnded):
             self.pictures_s += self._clock - before
         facts = vars(event)
@@ -120,7 +122,7 @@ class Summary:
             self.finish(event.outcome)
 
     def finish(self, outcome: Outcome) -> None:
-        """A job's end."""
+        """Count the end of a job."""
         self.done += outcome.status == "done"
         self.failed += outcome.status == "failed"
         edit = outcome.edit or {}
@@ -133,29 +135,32 @@ class Summary:
         self._at_work.discard(outcome.custom_id)
 
     def _get_ready(self, name: str, replica: int | None, seconds: float) -> None:
-        """Count seconds of this name. Replicas get ready at the same time: the slowest one's."""
+        """Add seconds to `name`; replicas do this in parallel, so the slowest one's time counts."""
         self._ready_s[name, replica] = self._ready_s.get((name, replica), 0.0) + seconds
         setattr(self, name, max(s for (own, _), s in self._ready_s.items() if own == name))
 
     def to_json(self) -> dict[str, Any]:
-        """Its numbers by name."""
+        """Return the counts and times by name."""
         names = [one.name for one in fields(self) if one.name != "noun" and one.repr]
         numbers = {name: getattr(self, name) for name in names}
         return numbers | {"seconds_per_picture": self.seconds_per_picture}
 
     @property
     def seconds_per_picture(self) -> float | None:
-        """Wall time by what was made in this run; loading, prewarming, the strings embedded ahead
-        and compiling are left out.
+        """Wall time per result of this run.
+
+        Loading, prewarming, embedding ahead and compiling are left out.
         """
         return (self.pictures_s - self.compile_s) / self.done if self.done else None
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What is left to do. `plan`: of a session; `to_finish`: edits whose redraws are there, which
-    need no model. `ended`: jobs and lines that failed before; `is_over`: by one of them, so that no
-    other job is to be done. `summary` counts what is known before the first event.
+    """The remaining work of a run.
+
+    `plan`: for a session. `to_finish`: edits with saved redraws, which need no model. `ended`: jobs
+    and lines that failed during preparation; `is_over`: one of these ends the run, so no other job
+    runs. `summary` has the counts that are known before the first event.
     """
 
     plan: Plan
@@ -168,10 +173,10 @@ class RunPlan:
 def make_plan(
     jobs: Manifest | Sequence[Job], card_of: Callable[[str], ModelCard] | None = None
 ) -> Plan:
-    """The plan of a manifest, with the checkpoint's own defaults, or of ready-made jobs.
+    """Return the plan of a manifest, with the checkpoint's own defaults, or of existing jobs.
 
-    Neither environment nor recipe is looked at. `card_of` gives a model's card; by default it is
-    read from the checkpoint. Raises ManifestError with every fault of the manifest.
+    Environment and recipe are ignored. `card_of` returns a model's card; by default it is read from
+    the checkpoint. Raises ManifestError with every fault of the manifest.
     """
     if isinstance(jobs, Manifest):
         jobs, _ = accept(jobs, settle({}, {}, {}))
@@ -182,17 +187,17 @@ def make_plan(
 def examine(
     manifest: Manifest, settings: Mapping[str, Setting]
 ) -> tuple[list[Job], list[HyimgError]]:
-    """The jobs without fault, and every fault of the manifest's text in the order of its lines.
+    """Return the valid jobs, and every fault of the manifest's text in the order of its lines.
 
-    No file is read but those of the checkpoints, and of these no weights. Raises UsageError for
-    settings that no job can run with.
+    Reads only files of the checkpoints, but no weights. Raises UsageError for settings that no job
+    can run with.
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
     jobs, unnamed = name_files(manifest, jobs, settings["name"])
     config = build_run_config(settings, Path(), None)
     refuse_settings(jobs, config)
-    # Faults of jobs that their checkpoint cannot take, by line: a line's jobs differ in seed only.
+    # Faults of jobs that their checkpoint cannot run, by line: a line's jobs differ in seed only.
     unfit: dict[str, HyimgError] = {}
     line = ""
     for job in jobs:
@@ -207,7 +212,7 @@ def examine(
             place = line if is_own else settings[field].origin
             unfit[line] = fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
     good = [job for job in jobs if job.source_line not in unfit]
-    # What a setting caused is the same in every line; it is said once.
+    # A fault caused by a setting is the same in every line, and is reported once.
     once = {(one.where, one.what): one for one in unfit.values()}
     return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
 
@@ -215,10 +220,10 @@ def examine(
 def accept(
     manifest: Manifest, settings: Mapping[str, Setting]
 ) -> tuple[tuple[Job, ...], tuple[Outcome, ...]]:
-    """The manifest's jobs, fully resolved, and the outcomes of lines that could not become jobs.
+    """Return the manifest's jobs, fully resolved, and the outcomes of its invalid lines.
 
-    Raises ManifestError with every fault, unless the setting `skip_invalid` is on: then faulty
-    lines become failed outcomes, and only faults of the whole file are raised.
+    Raises ManifestError with every fault. With the setting `skip_invalid`, faulty lines become
+    failed outcomes instead, and only faults of the whole file are raised.
     """
     jobs, faults = examine(manifest, settings)
     by_id = failed_lines(manifest, faults) if settings["skip_invalid"].value else {}
@@ -230,17 +235,17 @@ def accept(
 
 
 def cards(revision: str | None) -> Callable[[str], ModelCard]:
-    """A look-up of model cards that reads each checkpoint once."""
+    """Return a look-up of model cards that reads each checkpoint once."""
     return cache(lambda model: registry.model_card(model, revision))
 
 
 def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
-    """A look-up of video models' cards that reads each checkpoint once."""
+    """Return a look-up of video models' cards that reads each checkpoint once."""
     return cache(lambda model: registry.video_card(model, revision))
 
 
 def replicas_of(plan: Plan, config: RunConfig) -> int:
-    """Number of replicas that start for a plan: no more than it has jobs."""
+    """Return the number of replicas to start for a plan: no more than it has jobs."""
     return max(1, min(config.parallel.replicas, len(plan.jobs)))
 
 
@@ -253,26 +258,26 @@ def prepare(
     invalid: Sequence[Outcome],
     found: SourcesSeen,
 ) -> RunPlan:
-    """What is left to do of those `jobs` of `every` one that are meant; records the `invalid` lines
-    that could not become jobs, and the jobs whose sources cannot be read, by what was `found`.
+    """Return the remaining work of the selected `jobs`; `every`: all jobs of the manifest.
 
-    Raises StorageError where the disk cannot hold what is left, before anything is loaded.
+    Records the `invalid` lines, and the jobs whose sources cannot be read according to `found`.
+    Raises StorageError if the disk cannot hold the remaining results, before any model is loaded.
     """
     config = request.config
     for model in sorted({job.model for job in jobs}):
-        # A checkpoint that is not all there is told of before anything is written.
+        # An incomplete checkpoint is reported before anything is written.
         registry.fingerprint(model, config.model.revision)
     rest = resume(folder, jobs, config, request.policy)
     to_run = [job for job in rest.to_run if not found.error_of(job)]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config)
-    # Whoever runs all again wants none of what an earlier run left.
+    # A run without resume does not use anything that an earlier run left.
     begun = rest.done if request.policy.resume else [job.custom_id for job in rest.to_run]
     folder.drop_latents(begun)
     folder.supersede(rest.former)
     folder.write_resolved(every)
     for line in invalid:
-        # Once: a resumed run says the same of them and adds nothing.
+        # Only once: a resumed run with the same message adds no line.
         earlier = rest.results.get(line.custom_id, {}).get("error") or {}
         if line.error and earlier.get("message") != line.error.message:
             folder.append(line)

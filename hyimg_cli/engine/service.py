@@ -1,10 +1,10 @@
-"""One loaded model at work for many callers: a server's engine.
+"""One loaded model that works for many callers: a server's engine.
 
-    callers' threads    a `ServedSession` each: puts tickets, hears of them, records how they end
-    engine thread       `Pipeline.serve`: takes tickets, draws, tells
+    callers' threads    a `ServedSession` each: puts tickets, gets their events, records results
+    engine thread       `Pipeline.serve`: takes tickets, draws, sends events
 
-A `ServedSession` is a session as `Session` is: a `ManifestRun` works in it. What it records is
-written in its caller's thread, in its own folder; the engine writes nothing.
+A `ServedSession` has the interface of `Session`, and a `ManifestRun` can use it. It records results
+in its caller's thread, in its own folder; the engine writes nothing.
 """
 
 import json
@@ -52,26 +52,26 @@ from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
 Told = Event | Request[Any] | Lost[Any] | Dropped
-# Pictures by which the rate is measured.
+# Number of latest pictures over which the rate is measured.
 _LATELY = 32
 _PREFIX_PART = 4
-# Progress is told so much later at most: a thread that wakes for every token takes time from the
-# engine's.
+# Maximum delay of progress events. Waking a thread for every token would take time from the engine.
 _PROGRESS_S = 1.0
 
 
 class Service:
-    """A model that is loaded once and draws for all sessions, in a thread of its own."""
+    """A model that is loaded once and draws for all sessions, in a separate thread."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Raises UsageError for a configuration that one process cannot follow, CheckpointError."""
+        """Raises CheckpointError, and UsageError for settings that need more than one process."""
         for row in SETTINGS.values():
             if row.table == "parallel" and in_config(row.name, config) != row.default:
                 what = "a server runs in one process"
                 hint = "remove it; use several servers behind a proxy instead"
                 raise UsageError(what, where=row.flag, hint=hint, code="usage.not-served")
         self.model, self._room = config.model.model, available_memory(config)
-        # In time prefixes fill all that they may: at most a part of what the weights leave.
+        # Prefixes eventually fill their whole budget, so it is limited to a part of the memory that
+        # the weights leave.
         spare = max(0, self._room.free - need(self.model, (), config).total)
         kept_mb = min(config.batch.prefix_cache_mb, spare // _PREFIX_PART // 1_000_000)
         config = replace(config, batch=replace(config.batch, prefix_cache_mb=kept_mb))
@@ -84,27 +84,28 @@ class Service:
         self.fault: HyimgError | None = None
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._begun = threading.Event()
-        # Sessions that run; theirs are the tickets that have not ended.
+        # Running sessions; they hold the tickets that have not ended.
         self._changed = threading.Condition()
         self._sessions = set[ServedSession]()
         self._is_stopping = self.has_ended = False
-        # Of the last pictures, the engine's seconds for each.
+        # The engine's seconds for each of the latest pictures.
         self._lately = deque[float](maxlen=_LATELY)
 
     def start(self) -> None:
-        """Load the model and run the usual shapes once; raises what goes wrong with that."""
+        """Load the model and run the usual shapes once; raise the engine's error if this fails."""
         self._thread.start()
         self._begun.wait()
         if self.fault is not None:
             raise self.fault
 
     def session(self, scope: str, caller: str, *, is_online: bool = False) -> "ServedSession":
-        """A session of a caller, whose jobs share texts and prefixes with those of its `scope`."""
+        """Return a session for a caller; its jobs share texts and prefixes within `scope`."""
         return ServedSession(self, scope, caller, is_online=is_online)
 
     def counts(self) -> dict[str, Any]:
-        """Jobs that wait by kind, jobs at work by phase, and pictures a second of late; None while
-        nothing was drawn.
+        """Return waiting jobs by kind, jobs at work by phase, and recent pictures per second.
+
+        The rate is None until a picture is drawn.
         """
         with self._changed:
             tickets = [one for session in self._sessions for one in session.tickets()]
@@ -115,8 +116,9 @@ class Service:
         return {"waiting": waiting, "at_work": dict(at_work), "pictures_per_s": rate}
 
     def stop(self, grace_s: float) -> None:
-        """End in order: batches are dropped after their step, online sessions have `grace_s` to
-        finish. Nothing new begins.
+        """Stop in order, and begin nothing new.
+
+        Batches are dropped after their current step; online sessions have `grace_s` to finish.
         """
         with self._changed:
             self._is_stopping = True
@@ -136,26 +138,26 @@ class Service:
             self._thread.join()
 
     def enter(self, session: "ServedSession") -> None:
-        """Count a session that begins. Raises the engine's fault, or Interrupted at its end."""
+        """Register a session. Raises the engine's fault, or Interrupted if it is stopping."""
         with self._changed:
             if self._is_stopping or self.has_ended:
                 raise self.fault or Interrupted(signal.SIGTERM)
             self._sessions.add(session)
 
     def leave(self, session: "ServedSession") -> None:
-        """Count a session that ends."""
+        """Unregister a session."""
         with self._changed:
             self._sessions.discard(session)
             self._changed.notify_all()
 
     def note(self, ticket: Ticket, told: Told) -> None:
-        """Keep account of a ticket's way. A fault of the machine on it is the engine's end."""
+        """Record a ticket's progress. A machine error ends the engine."""
         match told:
             case JobStarted():
                 ticket.phase = "queue"
             case Progress() if told.custom_id:
                 ticket.phase = told.phase
-            case Request() | Dropped():  # a Lost is a Request, too
+            case Request() | Dropped():  # a Lost is also a Request
                 ticket.phase = ""
         if isinstance(told, Lost):
             if (fault := machine_fault(told.error)) is not None:
@@ -165,7 +167,7 @@ class Service:
                 self._lately.append(sum(told.clock.dealt_s.values()))
 
     def unfit(self, jobs: Sequence[Job]) -> dict[str, JobError]:
-        """By custom_id, jobs that do not fit into memory alone, and why."""
+        """Return the error of each job that does not fit into memory even alone, by custom_id."""
         config, there = self.config, self._room
         if fits(need(self.model, jobs, config), there):
             return {}
@@ -177,7 +179,7 @@ class Service:
         }
 
     def _work(self) -> None:
-        """The engine thread: the model comes, then jobs are served until the queue is closed."""
+        """Load the model, then serve jobs until the queue is closed (engine thread)."""
         config = self.config
         try:
             keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
@@ -208,12 +210,14 @@ class Service:
             limit_gpu_memory(config, is_over=True)
 
     def _load(self) -> None:
-        """Load the model; memory is shared out for as many as may be at work of the largest job of
-        the usual size, and its shapes and those of the smallest are run once.
+        """Load the model, divide the memory, and run the usual shapes once.
+
+        The division assumes the largest job of the usual size for every job at work. The shapes run
+        are those of the largest and the smallest such job.
         """
         card, side = self.card, self.card.base_size
         names = [f"source-{number}.png" for number in range(card.most_images)]
-        # Jobs as most will be: with the fewest source pictures and with the most.
+        # Typical jobs: with the minimum and the maximum number of source pictures.
         lines = [
             {"custom_id": f"stand-in-{count}", "prompt": "a picture", "images": names[:count]}
             for count in sorted({card.fewest_images, card.most_images})
@@ -228,7 +232,7 @@ class Service:
             deque(self.pipeline.prepare_to_serve(jobs), maxlen=0)
 
     def _end_by(self, fault: HyimgError) -> None:
-        """Have the engine end: nothing waits and nothing is worked on any more."""
+        """Stop the engine: drop everything that waits or is at work."""
         self.fault = self.fault or fault
         self.queue.close()
         with self._changed:
@@ -243,30 +247,31 @@ class ServedSession:
     def __init__(self, service: Service, scope: str, caller: str, *, is_online: bool) -> None:
         self._service, self._scope, self._caller = service, scope, caller
         self.is_online = is_online
-        # By custom_id, what has not ended yet; and what was told of it.
+        # By custom_id, the tickets that have not ended; and their events.
         self._open: dict[str, Ticket] = {}
         self._inbox = SimpleQueue[tuple[str, Told]]()
-        # By custom_id, how far it is now: what it was before is told only if there was time.
+        # By custom_id, the latest progress; earlier progress may be skipped.
         self._progress: dict[str, Progress] = {}
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> None:
-        """Drop the jobs that are at work after their step; `run` then raises Interrupted."""
+        """Drop the jobs at work after their current step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
         self._drop()
 
     def close(self) -> None:
-        """Nothing: the model is the service's."""
+        """Do nothing: the model belongs to the service."""
 
     def tickets(self) -> list[Ticket]:
-        """Those that have not ended yet, or whose end this session has not heard of."""
+        """Return the tickets whose end this session has not received yet."""
         return [*self._open.values()]
 
     def run(
         self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
     ) -> Generator[Event, None, None]:
-        """Every job of the plan, as in `Session.run`. Raises UsageError for a job of another model,
-        and MachineError where the engine has ended by a fault.
+        """Run every job of the plan, as in `Session.run`.
+
+        Raises UsageError for a job of another model, and MachineError if the engine has failed.
         """
         service, jobs = self._service, plan.jobs
         service.enter(self)
@@ -288,7 +293,7 @@ class ServedSession:
             if limit.is_over:
                 limit.raise_fault()
         finally:
-            # The folder is let go of when nobody works on it any more.
+            # Leave the folder only when no job works in it any more.
             self._drop()
             while self._open and not service.has_ended:
                 self._hear()
@@ -297,7 +302,7 @@ class ServedSession:
     def _work(
         self, jobs: Sequence[Job], folder: JobFolder | None, started: float
     ) -> Iterator[Event | Request[Any] | Lost[Any]]:
-        """Jobs on their way through the engine."""
+        """Yield the events of jobs that run through the engine."""
         service = self._service
         unfit = service.unfit(jobs)
         for job in jobs:
@@ -315,7 +320,7 @@ class ServedSession:
             self._drop()
         is_cut = False
         while self._open:
-            is_last = service.has_ended  # nothing is told behind that
+            is_last = service.has_ended  # no events follow the engine's end
             for told in self._hear():
                 if isinstance(told, Dropped):
                     is_cut = True
@@ -327,7 +332,7 @@ class ServedSession:
             raise service.fault or Interrupted(self._stop_signal or signal.SIGTERM)
 
     def _tell(self, custom_id: str, told: Told) -> None:
-        """Called in the engine's thread, or in the one that drops the job."""
+        """Record an event; called in the engine's thread, or in the one that drops the job."""
         self._service.note(self._open[custom_id], told)
         if isinstance(told, Progress):
             self._progress[custom_id] = told
@@ -335,11 +340,11 @@ class ServedSession:
             self._inbox.put((custom_id, told))
 
     def _hear(self) -> list[Told]:
-        """What was told since, after a while at most."""
+        """Return new events; wait for the first one for a limited time."""
         heard, progress = list[tuple[str, Told]](), dict[str, Told]()
         with suppress(Empty):
             heard.append(self._inbox.get(timeout=_PROGRESS_S))
-        while self._progress:  # before the rest of the inbox: it has begun there
+        while self._progress:  # before the rest of the inbox, where its job has begun
             name, told = self._progress.popitem()
             progress[name] = told
         while not self._inbox.empty():

@@ -1,4 +1,4 @@
-"""Pipelines at work on a plan: the one place that holds models, plan and folder."""
+"""Run pipelines on a plan: the only place that holds models, plan and folder."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -27,13 +27,15 @@ from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 
 class Session:
-    """Runs plans. A model stays loaded from one plan to the next, a second one only beside it where
-    both fit.
+    """Runs plans. A model stays loaded from one plan to the next.
+
+    A second model is loaded in addition only if both fit into memory.
     """
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
-        """`load` is asked for every image model, by default `registry.load`: a bench shares models
-        between sessions, looks through them and decides.
+        """`load` loads every image model; `registry.load` by default.
+
+        Benchmarks pass their own `load`, to share and inspect models.
         """
         keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))
         self._config = config
@@ -50,7 +52,7 @@ class Session:
         self._stop_signal = signal_number
 
     def close(self) -> None:
-        """Let the models go, and end the processes that work with them; `run` loads anew."""
+        """Release the models and end their worker processes; a later `run` loads them again."""
         for pipeline in self._pipelines:
             pipeline.release()
         limit_gpu_memory(self._config, is_over=True)
@@ -69,11 +71,14 @@ class Session:
     def run(
         self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
     ) -> Generator[Event, None, None]:
-        """Every job of the plan. A job's failure is an event; the session's own is raised, and so
-        is ConsecutiveErrors behind the last event of a run that jobs' failures ended.
+        """Run every job of the plan.
 
-        Without a `folder` pixels are made and dropped: outcomes name no files. `whole`: the plan
-        that `plan` is a piece of; what all of its jobs need at once is made ready with the model.
+        A job's failure is an event, while the session's own errors are raised. If failures of jobs
+        end the run, ConsecutiveErrors is raised after its last event.
+
+        Without a `folder`, pixels are dropped and outcomes name no files. `whole`: the plan of
+        which `plan` is a piece; what all of its jobs need at once is prepared together with the
+        model.
         """
         refuse_conflicts(plan.jobs, self._config)
         limit_gpu_memory(self._config)
@@ -88,7 +93,7 @@ class Session:
                     self._stop_if_asked()
                 self._stop_if_asked()
                 yield GroupStarted(group.model, group.size_class)
-                # Of no job's time: loading, and what was made ready for other groups.
+                # The jobs' clocks exclude loading and the preparation of other groups.
                 started = time.perf_counter()
                 recorder = Recorder(self._pipeline, self._config, folder, limit)
                 yield from recorder.run(group.jobs, self._work, started)
@@ -99,7 +104,7 @@ class Session:
     def _work(
         self, jobs: Sequence[Job], folder: JobFolder | None, started: float
     ) -> Iterator[Event | Request[Job] | Lost[Job]]:
-        """A group's jobs on their way; cut where a stop was asked for."""
+        """Run a group's jobs; end early if a stop was requested."""
         for event in self._pipeline.work(jobs, folder, started):
             yield event
             self._stop_if_asked()
@@ -110,7 +115,7 @@ class Session:
             raise Interrupted(signal_number)
 
     def _prepare_group(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:
-        """The group's pipeline with its model, its shared work and its shapes behind it."""
+        """Prepare the group's pipeline: its model, its shared work and its shapes."""
         choice = self._config.model
         if isinstance(group, Group):
             card = registry.model_card(group.model, choice.revision)
@@ -126,7 +131,7 @@ class Session:
             for other in others:
                 if (name := other.model) is None:
                     continue
-                # Another model stays where the group's fits beside it with a full batch.
+                # Another model stays if both fit into memory with a full batch of this group.
                 needed = need_of_second(group.model, group.jobs, self._config)
                 there = available_memory(self._config)
                 if not fits(needed, there):

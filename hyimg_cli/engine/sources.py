@@ -24,9 +24,9 @@ from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted
 
-# So many are named.
+# Maximum number of sources that are named.
 MOST_NAMED = 10
-# Decoded at a time: one may take 400 MB.
+# Number of images decoded at a time; one may take 400 MB.
 _AT_ONCE = 4
 _TOLD_AFTER_S = 2.0
 _MISSING = "source.missing"
@@ -34,8 +34,9 @@ _MISSING = "source.missing"
 
 @dataclass(frozen=True)
 class SourcesSeen:
-    """The source pictures of some jobs by path: their sizes, or why they cannot be read. `unfit`:
-    by custom_id, why a job cannot keep its source outside an edit.
+    """The source pictures of some jobs by path: their sizes, or why they cannot be read.
+
+    `unfit`: by custom_id, why a job cannot keep its source outside an edit.
     """
 
     sizes: Mapping[str, Size]
@@ -43,17 +44,17 @@ class SourcesSeen:
     unfit: Mapping[str, SourceImageError] = field(default_factory=dict)
 
     def errors_of(self, job: Job) -> Iterator[SourceImageError]:
-        """Why a job cannot be tried; nothing where it can."""
+        """Yield the reasons why a job cannot be tried; nothing if it can."""
         yield from (self.errors[path] for path in job.images if path in self.errors)
         if job.custom_id in self.unfit:
             yield self.unfit[job.custom_id]
 
     def error_of(self, job: Job) -> SourceImageError | None:
-        """The first of them."""
+        """Return the first reason why a job cannot be tried, or None."""
         return next(self.errors_of(job), None)
 
     def sentences(self) -> Iterator[str]:
-        """How many are missing, and how many are there and of no use."""
+        """Yield sentences that count the missing, unreadable and unfit sources."""
         missing = sum(error.code == _MISSING for error in self.errors.values())
         for count, what in ((missing, "missing"), (len(self.errors) - missing, "unreadable")):
             if count:
@@ -63,9 +64,9 @@ class SourcesSeen:
             yield f"{counted(len(self.unfit), 'job')} cannot keep the source outside the edit"
 
     def named(self) -> Iterator[str]:
-        """The sentences, and the first that they are about."""
+        """Yield the sentences, then the first sources and jobs that they are about."""
         yield from self.sentences()
-        # Of sources that are missing the sentence says so.
+        # For missing sources, the sentence gives the reason.
         names = [
             f"  {error.where}" + ("" if error.code == _MISSING else f": {error.what}")
             for error in self.errors.values()
@@ -77,7 +78,7 @@ class SourcesSeen:
 
 
 def turned_sizes(found: SourcesSeen, jobs: Sequence[Job]) -> Iterator[str]:
-    """A sentence where edits ask for the shape of their source, turned: `HxW` was meant."""
+    """Yield a sentence if edits seem to give their size as HEIGHTxWIDTH by mistake."""
     turned = []
     for job in jobs:
         if not isinstance(job, ImageJob) or not job.images or job.images[0] not in found.sizes:
@@ -103,14 +104,14 @@ def probe_sources(
     fetches: bool = False,
     tell: Callable[[str], object] = str,
 ) -> SourcesSeen:
-    """The jobs' source pictures, each decoded; one that was whole is known until its file changes.
+    """Decode the jobs' source pictures; a file found intact is not read again until it changes.
 
-    Those of a store only where `fetches`: else their jobs find out when their turn comes.
+    Pictures in a store are checked only if `fetches`; otherwise their jobs find any fault later.
     """
     named = dict.fromkeys(path for job in jobs for path in job.images)
     paths = [path for path in named if fetches or not address_of(path)]
     known, errors = _WholePictures(config or CacheConfig()), dict[str, SourceImageError]()
-    # As they were before anybody read them.
+    # Taken before any file is read.
     marks = {path: _marks(path) for path in paths}
     sizes = {path: size for path in paths if (size := known.size_of(path, marks[path]))}
     left, began, is_told = [path for path in paths if path not in sizes], time.monotonic(), False
@@ -133,8 +134,10 @@ def probe_sources(
 
 
 class _WholePictures:
-    """Pictures of this machine that were decoded without a fault: an entry of the disk cache for
-    each folder, by name the marks of the file as it was then, and its size.
+    """Pictures of this machine that were decoded without a fault.
+
+    Each folder has an entry in the disk cache. It holds by file name the marks of the file at that
+    time, and its size in pixels.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -142,7 +145,7 @@ class _WholePictures:
         self._read, self._changed = cache(self._entry), set[str]()
 
     def size_of(self, path: str, marks: Sequence[int]) -> Size | None:
-        """The size of a picture that is as it was."""
+        """Return the size of a picture whose file has not changed; None for others."""
         folder, name = os.path.split(path)
         known = self._read(folder).get(name, [])
         return Size(*known[4:]) if marks and known[:4] == marks else None
@@ -164,7 +167,7 @@ class _WholePictures:
 
 
 def _marks(path: str) -> list[int]:
-    """What changes with a file; none of one in a store, or that is not there."""
+    """Return file marks that change with the file; empty for a missing file or one in a store."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -179,8 +182,9 @@ def _key(folder: str) -> str:
 def _unfit(
     jobs: Sequence[Job], sizes: Mapping[str, Size]
 ) -> Iterator[tuple[str, SourceImageError]]:
-    """Jobs that cannot keep their source: no 8-bit picture could be equal to it, or their region is
-    none of its.
+    """Yield the jobs that cannot keep their source.
+
+    Either no 8-bit picture could equal the source, or their region is not a valid region of it.
     """
     depth, region = cache(depth_fault), cache(_region_fault)
     for job in jobs:
@@ -210,11 +214,10 @@ def inspect_sources(
     *,
     fetches: bool = False,
 ) -> SourcesSeen:
-    """The jobs' sources that can be read; those that cannot are told. `fetches`: see
-    `probe_sources`.
+    """Return the sources of the jobs, and report the unreadable ones.
 
-    Raises UsageError where no job can be tried, and none was before in the folder of the run,
-    unless the run is to go on whatever fails.
+    `fetches`: see `probe_sources`. Raises UsageError if no job can be tried and the run's folder
+    has no result of any of them, unless the run must continue despite all failures.
     """
     found = probe_sources(
         jobs, config.cache, fetches=fetches, tell=lambda text: tell(Remark(text, "info"))
@@ -223,13 +226,13 @@ def inspect_sources(
         tell(Remark(text, "info"))
     for text in turned_sizes(found, jobs):
         tell(Remark(text))
-    if config.failure.max_consecutive_errors:  # else each job has its own line, whatever fails
+    if config.failure.max_consecutive_errors:  # otherwise each job gets its own line
         refuse_hopeless(found, jobs, run_folder(config.output.folder))
     return found
 
 
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> None:
-    """Raise UsageError where no job can be tried, and none was before in the folder of the run."""
+    """Raise UsageError if no job can be tried and the run's folder has no result."""
     if not jobs or not all(found.error_of(job) for job in jobs):
         return
     results = run.results()
@@ -241,7 +244,7 @@ def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> 
 
 
 def faults(found: SourcesSeen, jobs: Sequence[Job]) -> list[HyimgError]:
-    """Faults of the source pictures, with the line that names each."""
+    """Return the faults of the source pictures, each with the line that names it."""
     return [
         SourceImageError(
             error.what, where=f"{job.source_line}: {error.where}", hint=error.hint, code=error.code

@@ -1,1 +1,1 @@
-"""A loaded model at work on one kind of job, from line to pixels."""
+"""Pipelines: a loaded model that takes one kind of job from manifest line to pixels."""

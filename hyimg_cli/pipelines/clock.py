@@ -1,4 +1,4 @@
-"""Where a job's seconds go: disjoint wall segments by phase, and its share of each."""
+"""Timing of a job: separate wall time per phase, and the job's share of each phase."""
 
 import time
 from collections import defaultdict
@@ -8,26 +8,27 @@ from threading import Lock
 
 from hyimg_cli.spec.events import PHASES
 
-# A job waits in them, or is passed over: they take no share while another is in another phase.
+# Phases that take no share: always for a waiting job, and for a job that writes text while another
+# job is in any other phase.
 _WAITS = ("queue",)
 _YIELDS = ("think",)
 
 
 class Shares:
-    """Deals wall time to the jobs that are at work at that moment, in equal parts.
+    """Divides wall time equally among the jobs that are at work at that moment.
 
-    All shares of one object together are never more than the time that passed. A job that writes
-    text waits while another is prefilled or drawn: then that other one has all of it.
+    The shares of one object never add up to more than the time that passed. A job that writes text
+    waits while another job is prefilled or drawn, so that other job gets all of that time.
     """
 
     def __init__(self) -> None:
         self._at_work: dict[PhaseClock, str] = {}
         self._dealt_until = 0.0
-        # A server's jobs are written in threads of their own.
+        # A server's jobs are recorded in separate threads.
         self._lock = Lock()
 
     def move(self, clock: "PhaseClock", phase: str | None, now: float) -> None:
-        """A job's clock enters `phase`, or none; what passed until `now` is dealt first."""
+        """Move a job's clock to `phase`, or to none, after dividing the time up to `now`."""
         with self._lock:
             firm = [one for one, name in self._at_work.items() if name not in _YIELDS]
             sharers = firm or list(self._at_work)
@@ -41,18 +42,19 @@ class Shares:
 
 
 class PhaseClock:
-    """Adds wall time to one phase at a time, from `since` on. `synchronize` waits for the device,
-    so that a phase is charged for its own work.
+    """Adds wall time to one phase at a time, starting at `since`.
 
-    `overlapped_s`: by phase, work of this job that ran during another phase, outside the sum;
-    `dealt_s`: its part of the time in which it and others worked.
+    `synchronize` waits for the device, so that each phase is charged for its own work.
+    `overlapped_s`: by phase, work of this job that ran during another phase, not part of the sum.
+    `dealt_s`: the job's share of the time in which jobs were at work.
     """
 
     def __init__(
         self, since: float, synchronize: Callable[[], None], shares: Shares | None = None
     ) -> None:
-        """`since` is a `time.perf_counter()` reading: what passed until now is the queue phase.
-        `shares`: one for all jobs that are at work in turn or together; by default the job's own.
+        """`since`: a `time.perf_counter()` reading; time before now counts as the queue phase.
+
+        `shares`: one object for all jobs that work in turn or together; the job's own by default.
         """
         self._start = since
         self._synchronize = synchronize
@@ -65,20 +67,20 @@ class PhaseClock:
         self._entered = 0.0
 
     def enter(self, phase: str) -> None:
-        """Close the phase that runs and open `phase`; one may be entered several times."""
+        """End the current phase and begin `phase`; a phase may be entered several times."""
         assert phase in self._seconds, f"{phase} is not a phase"
         if phase != self._phase:
             self._move(phase)
 
     def timings_s(self) -> dict[str, float]:
-        """Seconds of every phase, what no phase claims, and the total that they add up to."""
+        """Return seconds by phase, the unattributed seconds, and the total of them all."""
         self._move(None)
         total = time.perf_counter() - self._start
         unattributed = total - sum(self._seconds.values())
         return {**self._seconds, "unattributed": unattributed, "total": total}
 
     def share_s(self) -> dict[str, float]:
-        """The job's part of the seconds in which jobs worked together, by phase, and its sum."""
+        """Return the job's share of the working seconds, by phase, and the sum."""
         self._move(None)
         return {**self.dealt_s, "total": sum(self.dealt_s.values())}
 
@@ -94,13 +96,14 @@ class PhaseClock:
 
 @contextmanager
 def compiling_apart(clock: PhaseClock, phase: str, *, is_on: bool) -> Iterator[None]:
-    """Charge what is compiled inside to a phase of its own, everything else to `phase`, which runs.
-    Whatever is compiled later, for another shape, counts there too.
+    """Charge compilation inside the context to its own phase, other work to `phase`.
+
+    Later compilation, for another shape, counts as compilation too.
     """
     if not is_on:
         yield
         return
-    # Imported here: it takes a second, and only those who compile need it.
+    # Imported here: it takes a second, and is needed only for compilation.
     from torch._dynamo.callback import callback_handler
 
     def begun(_: object) -> None:

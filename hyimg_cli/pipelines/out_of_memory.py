@@ -1,14 +1,14 @@
-"""Out of memory: which remedies are tried, in which order, and what the job's line records.
+"""Out of memory: the remedies, their order, and what the job's line records.
 
-    SPLIT     together: a forward in halves, or with those alone that there was room for
-    RETRY     when what is kept for other jobs was dropped, and the allocator's cache
-    REQUEUE   when others have given their memory back
+    SPLIT     run a batch in halves, or only the jobs that fitted into memory
+    RETRY     try again after dropping what is kept for other jobs, and the allocator's cache
+    REQUEUE   try again when other jobs have freed their memory
     FAIL      the job fails; its line names the setting that needs less
 
-No remedy changes a pixel. Tiles do, so pictures are decoded in tiles only if the user asks for
-them. A video may have taken hours before its decode; rather than lose it, its decode uses smaller
-tiles, and its line says so. Any other fault of a batch is also searched for in halves, until it is
-one job's own.
+No remedy changes a pixel. Tiling does, so pictures are decoded in tiles only if the user asks for
+it. A video may have taken hours before its decode; rather than lose it, its decode uses smaller
+tiles, and its line says so. Any other fault of a batch is also located by halving, until it belongs
+to a single job.
 """
 
 import logging
@@ -29,7 +29,7 @@ Event = TypeVar("Event")
 Form = TypeVar("Form", bound=Request[Any])
 _ALONE = Together(1, 1)
 SharedStage = Literal["thinking", "drawing"]
-# Of a job that goes on REQUEUE, by what there was no memory for.
+# Notes for a job that gets REQUEUE, by the stage that ran out of memory.
 _WAITS = {
     "prefill": "not enough memory to start together with other jobs; started after them",
     "branches": "started again: not enough memory for its context and another job's branches",
@@ -47,8 +47,10 @@ class Remedy(Enum):
 
 
 class Attempt:
-    """The border around a stage: `with Attempt() as tried` keeps what it raises as `tried.error`,
-    for `MemoryPolicy.remedy` to judge.
+    """Context manager around a stage that catches its exception.
+
+    `with Attempt() as tried` keeps the exception as `tried.error`, for `MemoryPolicy.remedy` to
+    judge.
     """
 
     error: Exception | None = None
@@ -65,15 +67,16 @@ class Attempt:
 
 
 class MemoryPolicy:
-    """The remedies of one run, and what it learns: the `most` jobs that think and draw together
-    from here on.
+    """The remedies of one run, and the limits that it learns.
+
+    `most`: the number of jobs that may think and draw together from now on.
     """
 
     def __init__(self, drop: Callable[[], object], kept: str, most: Together = _ALONE) -> None:
-        """`drop` frees what is kept for other jobs; `kept` says what that is."""
+        """`drop` frees what is kept for other jobs; `kept` names it in messages."""
         self.most = most
         self._drop, self._kept = drop, kept
-        # Whom it was dropped for, and who has not waited for others since.
+        # Requests for which `drop` was called, and which have not waited for others since.
         self._dropped_for = WeakSet[Request[Any]]()
 
     def attempt(
@@ -85,8 +88,10 @@ class MemoryPolicy:
         kind: SharedStage = "drawing",
         requeue: Callable[[Form], object] | None = None,
     ) -> Iterator[Event]:
-        """Run `stage(*batch)`, and what is tried where it fails: halves, once more, or `requeue`
-        where others will give memory back; `lose` is told the job whose fault it is.
+        """Run `stage(*batch)`, and apply the remedies if it fails.
+
+        The remedies are halves, a retry, or `requeue` if other jobs will free memory. `lose` gets
+        the job that is at fault.
         """
         with Attempt() as tried:
             yield from stage(*batch)
@@ -113,9 +118,9 @@ class MemoryPolicy:
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
-        """Decide the next attempt at `requests`, that have failed together, and make room for it.
+        """Decide the next attempt at `requests` that have failed together, and free memory for it.
 
-        `company`: those that the memory went to; `can_wait`: others will give some back.
+        `company`: the requests that use the memory; `can_wait`: other requests will free some.
         """
         is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
         if is_short and company:
@@ -136,26 +141,29 @@ class MemoryPolicy:
         else:
             remedy = Remedy.REQUEUE if is_short and can_wait else Remedy.FAIL
         if is_short or remedy is not Remedy.FAIL:
-            # Its frames keep activations alive. Any other lost job's tell where its fault is.
+            # Its frames keep activations alive. Other errors of lost jobs keep theirs, to show the
+            # fault.
             error.__traceback__ = error.__context__ = None
         if is_short:
             torch.cuda.empty_cache()
         return remedy
 
     def limit(self, kind: SharedStage, count: int) -> None:
-        """Have no more than `count` jobs work together from here on."""
+        """Let at most `count` jobs work together from now on."""
         self.most = self.most._replace(**{kind: count})
 
     def put_off(self, request: Request[Any], stage: str) -> None:
-        """Have a request wait until others have drawn: the prefixes that they leave may be in its
-        way again, and are dropped for it once more.
+        """Let a request wait until others have drawn.
+
+        The prefixes that they leave may be in its way again, so they may be dropped for it once
+        more.
         """
         self.note([request], _WAITS[stage])
         self._dropped_for.discard(request)
         request.clock.enter("queue")
 
     def note(self, requests: Requests, note: str) -> None:
-        """Tell of a remedy, at once and in the requests' lines."""
+        """Record a remedy in the log and in the requests' lines."""
         logger.warning("%s: %s", ", ".join(one.job.custom_id for one in requests), note)
         for request in requests:
             request.warnings.append(note)

@@ -1,6 +1,6 @@
-"""Pipelines, one for pictures and one for videos: a loaded model at work on one kind of job.
+"""Pipelines, for pictures and for videos: a loaded model that runs one kind of job.
 
-A pipeline knows its kind of job from shape to pixels and line; the session knows the plan, the
+A pipeline knows its kind of job, from shape to pixels and line. The session knows the plan, the
 folder and the journal.
 """
 
@@ -29,30 +29,31 @@ Done = TypeVar("Done", bound=Request[Any])
 
 
 class Pipeline(ABC, Generic[Model, OneJob, Done]):
-    """A model at work on groups of one kind of job; what its jobs share is its own."""
+    """Runs groups of one kind of job with a model; owns what its jobs share."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._model: Model | None = None
         self._ranks: ModelRanks | None = None
-        # Shapes that were run once already.
+        # Shapes that have been run once.
         self._warmed: set[Any] = set()
-        # Jobs come at any time.
+        # True for a server, where jobs arrive at any time.
         self._serves = False
 
     @property
     def model(self) -> str | None:
-        """The model that is loaded."""
+        """The name of the loaded model; None if no model is loaded."""
         return None if self._model is None else self._model.card.model
 
     @abstractmethod
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
-        """Have `model` loaded, and what all of the plan's `jobs` for it need at once; `folder` may
-        hold a part of them.
+        """Load `model`, and prepare what all of the plan's `jobs` for it need at once.
+
+        `folder` may hold a part of it already.
         """
 
     def prepare(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Prewarmed]:
-        """Get ready for a group; its shapes are run once where that was asked for."""
+        """Prepare for a group; run its shapes once if configured."""
         self._revive()
         self._fit(jobs)
         if self._config.batch.prewarm:
@@ -62,8 +63,9 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
                 yield replace(warmed, prewarm_s=time.perf_counter() - started)
 
     def prepare_to_serve(self, jobs: Sequence[OneJob]) -> Iterator[Prewarmed]:
-        """Get ready for jobs like these, none of which needs more than the largest, as many of each
-        as there is room for.
+        """Prepare for jobs like these, for as many of each as fit into memory.
+
+        No later job may need more than the largest of them.
         """
         self._serves = True
         yield from self.prepare([*jobs] * (2 * self._config.batch.max_size), None)
@@ -72,24 +74,24 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
     def work(
         self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
     ) -> Iterator[Event | Done | Lost[OneJob]]:
-        """A group's jobs on their way; `started` is where their clocks begin."""
+        """Run a group's jobs; `started` is when their clocks begin."""
 
     @abstractmethod
     def serve(self, queue: JobQueue) -> None:
-        """Work on jobs as they come, until the queue is closed and nothing is at work; tickets are
-        told of what becomes of them.
+        """Run jobs as they arrive, until the queue is closed and nothing is at work.
+
+        Each ticket gets the events of its job.
         """
 
     @abstractmethod
     def write(self, done: Done, folder: JobFolder) -> OutputFile | None:
-        """Put a finished job's pixels into the folder, where it has some; called in a thread of its
-        own.
-        """
+        """Write a finished job's pixels, if any, to the folder; called in a separate thread."""
 
     @abstractmethod
     def line_fields(self, done: Done) -> dict[str, Any]:
-        """Fields of a finished job's line that only its kind of job has; `warnings` are added to
-        the request's own.
+        """Return the line fields that only this kind of job has.
+
+        `warnings` among them are added to the request's own.
         """
 
     @abstractmethod
@@ -97,7 +99,7 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """Drop what earlier jobs left in memory for later ones; the model stays."""
 
     def release(self) -> None:
-        """Let the model and all that hangs on it go."""
+        """Free the model and everything that depends on it."""
         if self._ranks is not None:
             self._ranks.stop()
             self._ranks = None
@@ -109,21 +111,21 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
 
     @abstractmethod
     def cache_counts(self) -> dict[str, dict[str, int]]:
-        """By kind, what was found in memory, was found on disk, had to be made until now."""
+        """Return by kind how often items were in memory, were on disk, or had to be made so far."""
 
     @abstractmethod
     def peak_memory_mb(self) -> float:
-        """The most memory that was in use until now."""
+        """Return the peak memory use so far, in MB."""
 
     def _fit(self, jobs: Sequence[OneJob]) -> None:
-        """Settle how many of a group's jobs are at work together."""
+        """Decide how many of a group's jobs work together."""
 
     def _prewarm(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> Prewarmed:
-        """Run a group's new shapes once; its seconds are counted around it."""
+        """Run a group's new shapes once; the caller measures the seconds."""
         return Prewarmed(0, 0.0)
 
     def _revive(self) -> None:
-        """Ranks that have ended since the last job, or left for another pool's, start again."""
+        """Restart ranks that have ended since the last job, or were stopped for another pool."""
         if self._ranks is not None:
             self._ranks.revive()
 

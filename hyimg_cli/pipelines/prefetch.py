@@ -1,4 +1,4 @@
-"""Prefetch and write-behind: files are read and written in threads while the model works."""
+"""Prefetch and write-behind: threads read and write files while the model works."""
 
 import time
 from collections import deque
@@ -17,10 +17,12 @@ Done = TypeVar("Done")
 
 @dataclass
 class SourcePrefetch:
-    """Reads source images in one thread, before they are asked for. A bad one fails its own job.
+    """Reads source images in one thread before they are needed.
 
-    `coming`: the paths in the order in which they will be asked for, each taken out when it is;
-    `window` of them are held in memory. `then` is told each image that could be read, in the
+    A bad image fails only its own job.
+
+    `coming`: paths in the order in which they will be needed; each is removed when it is read.
+    `window` of them are held in memory. `then` is called with each image that could be read, in the
     reading thread.
     """
 
@@ -31,12 +33,12 @@ class SourcePrefetch:
     _reads: dict[str, Future[tuple[SourceImage, float]]] = field(default_factory=dict)
 
     def read(self, path: str) -> tuple[SourceImage, float]:
-        """The image, and the seconds its reading took while other work went on.
+        """Return the image, and the seconds its reading took in parallel with other work.
 
         Raises SourceImageError as `read_image` does.
         """
         if path in self.coming:
-            # What stands before it is not asked for any more: its job failed at an earlier image.
+            # Earlier paths are no longer needed: their job failed at an earlier image.
             while self.coming[0] != path:
                 self.coming.popleft()
             wanted = dict.fromkeys(islice(self.coming, self.window))
@@ -58,7 +60,7 @@ class SourcePrefetch:
 
 
 class WriteBehind(Generic[Done]):
-    """Runs writes in one thread, in order; each result is handed back once."""
+    """Runs writes in one thread, in order; each result is returned once."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -68,8 +70,9 @@ class WriteBehind(Generic[Done]):
         self._writes.append(self._pool.submit(_timed, write))
 
     def finished(self, *, wait: bool) -> Iterable[tuple[Done, float]]:
-        """Results written by now, or all of them, with the seconds each took; raises what it
-        raised.
+        """Yield the results written so far, or all of them, with the seconds that each took.
+
+        Raises the exception of a failed write.
         """
         while self._writes and (wait or self._writes[0].done()):
             yield self._writes.pop(0).result()

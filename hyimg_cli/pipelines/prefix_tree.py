@@ -10,7 +10,7 @@ _MB = 1_000_000
 
 
 def new_prefix_tree(batch: BatchConfig, restore: Callable[[Slice], Slice]) -> KVTree[Slice]:
-    """As the settings say; `restore` brings back to the device what was in main memory."""
+    """Return a tree for these settings; `restore` moves rows from main memory to the device."""
     host = Host[Slice](
         batch.prefix_cache_host_mb * _MB, spill=lambda rows: rows.on_host(), restore=restore
     )

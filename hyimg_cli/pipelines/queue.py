@@ -1,4 +1,4 @@
-"""Jobs that wait for a loaded model: put by many callers' threads, taken by the one that works."""
+"""Jobs waiting for a loaded model, put by many callers' threads and taken by the engine."""
 
 import threading
 from collections import deque
@@ -14,19 +14,19 @@ from hyimg_cli.spec.job import Job
 
 @dataclass(frozen=True)
 class Dropped:
-    """The end of a job that nobody wants any more; nothing of it is held."""
+    """The end of a job that is no longer wanted; it holds nothing any more."""
 
     custom_id: str
 
 
 @dataclass(eq=False)
 class Ticket:
-    """A job that waits or is at work; known by itself, not by its custom_id.
+    """A job that waits or is at work, identified by the ticket and not by its custom_id.
 
-    `scope`: who may share texts and prefixes with it. `tell` hears its events, and then exactly one
-    end: a finished Request, Lost or Dropped; it must not block. `submitted`: as
-    `time.perf_counter()` reads. `is_dropped` is set by `JobQueue.drop`; the engine looks at each
-    pass. `phase`: of a job at work, as the service counts them.
+    `scope`: jobs of the same scope may share texts and prefixes. `tell` gets the job's events, then
+    exactly one end: a finished Request, Lost or Dropped. It must not block. `submitted`: a
+    `time.perf_counter()` reading. `is_dropped`: set by `JobQueue.drop`; the engine checks it in
+    each pass. `phase`: of a job at work, as the service counts it.
     """
 
     job: Job
@@ -41,16 +41,16 @@ class Ticket:
 
 
 class JobQueue:
-    """Tickets that wait: online ones first, and within each kind callers in turn."""
+    """Waiting tickets: online ones first, and callers take turns within each kind."""
 
     def __init__(self) -> None:
-        # By kind: by caller, the one whose turn it is first, what waits of each.
+        # By kind and then by caller: the waiting tickets. The caller whose turn it is comes first.
         self._waiting: dict[bool, dict[str, deque[Ticket]]] = {True: {}, False: {}}
         self._changed = threading.Condition()
         self.is_closed = False
 
     def put(self, tickets: Iterable[Ticket]) -> None:
-        """Let tickets wait; those of a closed queue are dropped."""
+        """Add tickets; a closed queue drops them."""
         with self._changed:
             refused = [*tickets] if self.is_closed else []
             for ticket in () if self.is_closed else tickets:
@@ -60,8 +60,9 @@ class JobQueue:
         _tell_dropped(refused)
 
     def take(self, room: int, *, wait: bool, is_online: bool | None = None) -> list[Ticket]:
-        """Up to `room` tickets, of one kind alone where `is_online` is given; none if none waits,
-        or the queue is closed. `wait`: until there is one.
+        """Return up to `room` tickets; none if none waits or the queue is closed.
+
+        `is_online`: take only this kind. `wait`: block until a ticket waits or the queue is closed.
         """
         kinds = [of for kind, of in self._waiting.items() if is_online in (None, kind)]
         with self._changed:
@@ -74,11 +75,11 @@ class JobQueue:
                     own = callers.pop(caller)
                     taken.append(own.popleft())
                     if own:
-                        callers[caller] = own  # behind the others
+                        callers[caller] = own  # after the other callers
             return taken
 
     def drop(self, tickets: Iterable[Ticket]) -> None:
-        """Have tickets leave: at once where they wait, else by the engine's next pass."""
+        """Drop tickets: waiting ones at once, others in the engine's next pass."""
         leaving = set(tickets)
         left: list[Ticket] = []
         with self._changed:
@@ -93,7 +94,7 @@ class JobQueue:
         _tell_dropped(left)
 
     def counts(self) -> dict[str, int]:
-        """How many tickets wait, by kind."""
+        """Return the number of waiting tickets, by kind."""
         with self._changed:
             return {
                 "online" if is_online else "batch": sum(map(len, callers.values()))
@@ -101,7 +102,7 @@ class JobQueue:
             }
 
     def close(self) -> None:
-        """Take nothing in any more; what waits is dropped, and whoever waits in `take` goes on."""
+        """Close the queue: drop all waiting tickets and wake every thread in `take`."""
         with self._changed:
             self.is_closed = True
             waiting = [

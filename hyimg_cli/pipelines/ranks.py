@@ -1,15 +1,15 @@
-"""The ranks that work with one loaded model, of pictures or of videos.
+"""The ranks that work with one loaded model, for pictures or videos.
 
-Pools of ranks take turns: a process is in one group of ranks at a time. Whoever loses its turn has
-lost what its ranks held; its next turn starts them anew.
+Pools of ranks take turns, because a process is in one group of ranks at a time. A pool that loses
+its turn has lost everything its ranks held, and its next turn restarts them.
 
     pictures    layers of the network, and guidance branches
     videos      rank 0   the model itself: prompts, noise, scheduler, merging, files
                 rank r   its own VAE (tiles), its own transformer (a branch or tokens), from the
                          same checkpoint
 
-One pool serves a model, and lives as long as it; a rank that dies fails a job, not the run. Pixels
-of videos are those of one process; where tokens are shared, within rounding.
+One pool serves a model and lives as long as the model. A rank that dies fails a job, not the run.
+Videos have the same pixels as with one process or, if tokens are shared, equal up to rounding.
 """
 
 # Legend: B batch, C channel, F latent frames, Y X latent rows and columns
@@ -39,43 +39,45 @@ _POOLS: WeakSet[RankPool] = WeakSet()
 
 
 def take(pool: RankPool) -> None:
-    """From here on the turn is this pool's."""
+    """Give the turn to this pool, and stop all others."""
     for other in list(_POOLS):
         if other is not pool:
             other.stop()
 
 
 class ModelRanks(ABC):
-    """The ranks that work with one loaded model. They end with `stop`, at the latest when this
-    object is let go or the process ends.
+    """The ranks that work with one loaded model.
+
+    They end with `stop`, or at the latest when this object is freed or the process ends.
     """
 
     def __init__(self, pool: RankPool) -> None:
-        """The processes start at once, beside what comes before `load`."""
+        """Start the processes at once, in parallel with the work before `load`."""
         self._pool = pool
 
         def end() -> None:
             pool.stop()
-            pool.here.parts.clear()  # rank 0's own
+            pool.here.parts.clear()  # the parts of rank 0 itself
 
         self.stop = finalize(self, end)
         _POOLS.add(pool)
         pool.launch()
 
     def revive(self) -> None:
-        """Ranks that an earlier job has lost, or that left for another pool's, start again, each
-        with what it had. Raises MachineError where one does not come up.
+        """Restart ranks that have died or were stopped for another pool, each with its parts.
+
+        Raises MachineError if one does not start.
         """
         take(self._pool)
         self._pool.revive()
 
     @abstractmethod
     def report(self) -> ParallelReport:
-        """How the last job was spread."""
+        """Return how the last job was spread over the ranks."""
 
     @contextmanager
     def _loading(self, remedy: str) -> Iterator[None]:
-        """The turn, for as long as each rank reads its own part of the model."""
+        """Hold the turn while each rank reads its own part of the model."""
         take(self._pool)
         try:
             yield
@@ -86,14 +88,14 @@ class ModelRanks(ABC):
 
 
 class ImageRanks(ModelRanks):
-    """The ranks over which one model's layers, and guidance branches, are spread."""
+    """The ranks over which one model's layers and guidance branches are spread."""
 
     def __init__(
         self, choice: ModelChoice, parallel: ParallelConfig, lost: Callable[[], None]
     ) -> None:
-        """`lost`: called when ranks end; keys and values from before are of no use then.
+        """`lost`: called when ranks end, because earlier keys and values become useless then.
 
-        Raises MachineError where there are fewer GPUs than ranks.
+        Raises MachineError if there are fewer GPUs than ranks.
         """
         device = choice.kind(has_gpu=torch.cuda.is_available())
         sets = parallel.cfg_ranks
@@ -102,9 +104,9 @@ class ImageRanks(ModelRanks):
         super().__init__(pool)
 
     def load(self, choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
-        """The model of `choice`, each rank reading its own share of the layers.
+        """Load the model of `choice`; each rank reads its own share of the layers.
 
-        Raises what loading raises on any rank, MachineError where one does not come up, or dies.
+        Raises any rank's loading error, and MachineError if a rank does not start or dies.
         """
         remedy = (
             "each needs memory for its share (hyimg plan shows how much); --quantization fp8 "
@@ -119,13 +121,13 @@ class ImageRanks(ModelRanks):
 
 
 def load_vae(choice: ModelChoice, rank: Rank) -> TiledVae:
-    """The autoencoder of a checkpoint on a rank: all that the rank has, so it stays on its GPU."""
+    """Load a checkpoint's autoencoder on a rank's GPU, without offload: it is alone there."""
     choice = replace(choice, device=str(rank.device), cpu_offload="none")
     return registry.load_video(choice).vae
 
 
 def load_transformer(choice: ModelChoice, rank: Rank) -> LatentVideoModel:
-    """A checkpoint opened on a rank, its transformer read and nothing else."""
+    """Open a checkpoint on a rank, and load only its transformer."""
     opened = registry.load_video(replace(choice, device=str(rank.device)))
     opened.load_transformer()
     return opened
@@ -139,8 +141,8 @@ class VideoRanks(ModelRanks):
     ) -> None:
         """`choice` names the model.
 
-        Raises MachineError where ranks cannot share its work, there are fewer GPUs than ranks, or
-        rank 0 would be on another one than the first.
+        Raises MachineError if ranks cannot share the model's work, if there are fewer GPUs than
+        ranks, or if rank 0 would not be on the first GPU.
         """
         device, ranks = model.device, config.ranks
         if device.type == "cuda" and ranks > 1 and device.index not in (None, 0):
@@ -163,10 +165,11 @@ class VideoRanks(ModelRanks):
         super().__init__(RankPool(ranks, device=kind))
 
     def load(self, *, with_branches: bool = True) -> None:
-        """Have each rank read what it works with, all at once, and put them to work for the model;
-        what they have is not read again. `with_branches`: not for the decode alone.
+        """Let each rank load its parts, all at once, and use the ranks for the model.
 
-        Raises what loading raises on any rank, MachineError where one does not come up, or dies.
+        Parts that are loaded already are not read again. `with_branches`: False if only the decode
+        is needed. Raises any rank's loading error, and MachineError if a rank does not start or
+        dies.
         """
         model, config, pool = self._model, self._config, self._pool
         with self._loading("use fewer ranks; each needs memory for what it loads"):
@@ -177,8 +180,9 @@ class VideoRanks(ModelRanks):
                 alone = model.decoder
 
                 def decode(latents_BCFYX: Tensor, tiling: TileRule | None) -> Iterator[Tensor]:
-                    """Decode over the ranks where the library would cut tiles; otherwise alone,
-                    with the bits of one process and no report.
+                    """Decode over the ranks if the library would cut tiles; otherwise alone.
+
+                    Alone, the bits are those of one process, and no report is made.
                     """
                     tiles.report = None
                     if tiling and is_cut_by(tiling, latents_BCFYX):
@@ -196,9 +200,9 @@ class VideoRanks(ModelRanks):
                     model.load_transformer()
                     return model
 
-                # Not by this object: the pool knows the model, and would keep both.
+                # No reference to this object: the pool knows the model and would keep both alive.
                 def runner() -> ParallelBranches:
-                    """The branches, each rank's transformer read where it is not there."""
+                    """Return the branches, after loading each rank's transformer if needed."""
                     if TRANSFORMER not in pool.parts:
                         pool.load(TRANSFORMER, part_of_rank, ranks=ranks, own=own_transformer)
                     return branches
@@ -209,9 +213,9 @@ class VideoRanks(ModelRanks):
                     pool.stopped.append(model.context.forget)
 
     def release_branches(self) -> None:
-        """Have no rank hold a transformer but the first; the next job's branches bring them back.
+        """Free the transformers of all ranks but the first; the next branches load them again.
 
-        The ranks start anew: a decode has run out of memory, and what failed has ended most of them
+        The ranks are restarted: a decode has run out of memory, which has ended most of them
         already.
         """
         if TRANSFORMER in self._pool.parts:

@@ -1,4 +1,4 @@
-"""A job on its way through a pipeline, and its two ends, finished or lost."""
+"""A job at work in a pipeline, and its two ends, finished or lost."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
@@ -21,13 +21,15 @@ OneJob = TypeVar("OneJob", bound=Job, covariant=True)
 
 @dataclass(eq=False)
 class Request(Generic[OneJob]):
-    """A job that has begun: its clock, and what its line will say: `warnings` of what was degraded,
-    `notes` on how its inputs were read.
+    """A job that has begun: its clock, and the content of its line.
 
-    `warnings_if_lost` stand there too where it fails: what its next attempt need not do. `edit`:
-    what is known of how its picture was put back on its source. `source_digests`: of the images
-    that were read for it. `denoise_steps` were run for it; `step_cache`: how many were estimated.
-    A pipeline's own kind of request holds what its stages have made, too.
+    `warnings`: what was degraded; `notes`: how its inputs were read. `warnings_if_lost` are added
+    to the line if the job fails: work that its next attempt need not repeat. `edit`: how its
+    picture was put back on its source, as far as known. `source_digests`: of the images that were
+    read for it. `denoise_steps`: number of steps run for it; `step_cache`: how many of them were
+    estimated.
+
+    A pipeline's own subclass also holds the results of its stages.
     """
 
     job: OneJob
@@ -41,11 +43,11 @@ class Request(Generic[OneJob]):
     step_cache: StepCacheReport | None = None
 
     def begun(self) -> dict[str, Any]:
-        """The request alone, by field: what its stages have made is not held by it."""
+        """Return the fields of this class alone, without the results of a subclass's stages."""
         return {field.name: getattr(self, field.name) for field in fields(Request)}
 
     def as_lost(self, error: Exception) -> "Lost[OneJob]":
-        """The request that failed by `error`."""
+        """Return the request as one that failed with `error`."""
         return Lost(**self.begun(), error=error)
 
 
@@ -64,8 +66,10 @@ def write_drawn(
     config: RunConfig,
     **said: Any,
 ) -> OutputFile:
-    """Write a picture that was drawn, put back on its source where the job keeps that: then it is
-    compared with `reference`, what the model was shown. `said`: of the file's `PictureFacts`.
+    """Write a drawn picture, put back on its source if the job keeps that.
+
+    In that case it is compared with `reference`, the source as the model saw it. `said`: further
+    fields of the file's `PictureFacts`.
     """
     job, facts = done.job, None
     if config.output.metadata:
@@ -73,7 +77,7 @@ def write_drawn(
         facts = PictureFacts(provenance=made_by, source_sha256=done.source_digests, **said)
     if job.outside is None:
         return write_picture(folder, job, pixels, facts)
-    # An edit on its source; its line tells of the redraw whatever becomes of that.
+    # For an edit put back on its source, the line records the redraw even if the rest fails.
     assert reference is not None, "it is made where the source is read"
     done.edit = edit = keep_redraw(folder, job, pixels, reference, facts)
     source = done.source_digests[job.outside.kept_source - 1]
@@ -81,7 +85,7 @@ def write_drawn(
 
 
 def confirm_visible(pixels: Pixels) -> Pixels:
-    """Return a picture [H, W, C]; raise OutputError if it shows nothing."""
+    """Return a picture [H, W, C]. Raises OutputError if it shows nothing."""
     if not np.ptp(pixels, axis=(0, 1)).any():
         raise OutputError("every pixel is the same", code="output-image.constant")
     return pixels

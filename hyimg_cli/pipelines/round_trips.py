@@ -1,5 +1,6 @@
-"""The reference of an edit with `keep_outside`: the source after the model's own codec, because
-its losses are not an edit.
+"""The reference of an edit with `keep_outside`: the source after the model's own codec.
+
+The codec's losses must not count as edits.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from hyimg_cli.cache.memo import Memo
 from hyimg_cli.media.images import SourceImage, stretch
 from hyimg_cli.spec.job import Size
 
-# Some dozens.
+# Enough for some dozens of sources.
 _BYTES = 128_000_000
 _NO_MEMORY = (
     "not enough memory to encode and decode the source: the edit is compared with the source itself"
@@ -19,7 +20,7 @@ _NO_MEMORY = (
 
 
 class RoundTrips(Memo[str, tuple[np.ndarray, str]]):
-    """Sources encoded and decoded again, each once in a size."""
+    """Sources that were encoded and decoded again, once per size."""
 
     def __init__(self) -> None:
         super().__init__(_BYTES, lambda one: one[0].nbytes)
@@ -31,8 +32,10 @@ class RoundTrips(Memo[str, tuple[np.ndarray, str]]):
         make: Callable[[np.ndarray, str], np.ndarray],
         scope: str = "",
     ) -> tuple[np.ndarray, str]:
-        """An image, resized to `size`, as a model's `round_trip` gives it back; and a note where
-        there is no memory for that. Each scope has its own.
+        """Return an image, resized to `size`, after a model's `round_trip`, and a note.
+
+        The note is empty unless memory was too short for the round trip. Each scope has its own
+        entries.
         """
 
         def trip() -> tuple[np.ndarray, str]:

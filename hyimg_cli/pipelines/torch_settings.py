@@ -1,4 +1,4 @@
-"""Settings of torch and of the C library that apply to the whole process while a model works."""
+"""Settings of torch and of the C library for the whole process while a model works."""
 
 import ctypes
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ from torch.backends import cuda, cudnn
 from hyimg_cli.parallel.devices import restored_environment, set_determinism
 from hyimg_cli.settings.run import ModelChoice
 
-# Parameters of glibc's mallopt with their values: blocks of at least this size are mapped one by
-# one (the maximum), and as many free bytes as this stay in the process.
+# Parameters of glibc's mallopt: blocks of at least this size are mapped one by one (the maximum),
+# and this many free bytes stay in the process.
 _MAPPED, _KEPT = (-3, 32 << 20), (-1, 64 << 20)
 
 
 @contextmanager
 def torch_settings(choice: ModelChoice, *, draws: bool) -> Iterator[None]:
-    """Inside, torch computes as `choice` says; afterwards as it did before.
+    """Apply the settings of `choice` to torch inside the context, and restore them afterwards.
 
-    `draws`: for a model of pictures. On a GPU its VAE convolves in TF32, torch's own default,
-    unless it is to have all bits of float32, which products of matrices, a router's among them,
-    always have.
+    `draws`: True for a model of pictures. On a GPU its VAE convolves in TF32, torch's own default,
+    unless `choice` asks for full float32. Matrix products, including a router's, always use full
+    float32.
     """
     _keep_freed_memory()
     with ExitStack() as stack:
@@ -45,10 +45,11 @@ def _restore_flag(stack: ExitStack, owner: object, name: str) -> None:
 
 @cache
 def _keep_freed_memory() -> None:
-    """Have glibc keep freed memory for the next denoise step.
+    """Let glibc keep freed memory for the next denoise step.
 
-    glibc raises both thresholds to these values by itself once a block of 32 MB was freed. In a
-    small model none is, so every step would return its memory to the system and fault it in again.
+    glibc raises both thresholds to these values itself once a block of 32 MB was freed. A small
+    model frees none that large, so every step would return its memory to the system and fault it in
+    again.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         for parameter, value in (_MAPPED, _KEPT):

@@ -1,8 +1,8 @@
-"""Replicas as actors of a Ray cluster, on as many machines as it has.
+"""Replicas as actors of a Ray cluster, on all of its machines.
 
 Ray starts processes and carries messages; it restarts and retries nothing. Ray does not notice
-stopped processes, so our own heartbeat does. Files of an actor travel together with its result
-line.
+stopped processes, so hyimg uses its own heartbeat. An actor's files travel together with their
+result line.
 """
 
 import atexit
@@ -42,35 +42,35 @@ from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
-# Messages of one replica that wait for the run to look at them, and of all that are read at once.
+# Maximum number of unread messages per replica, and of messages that are read at once.
 _WAITING = 16
 _AT_ONCE = 64
-# Files that are written at the same time.
+# Number of files that are written at the same time.
 _WRITERS = 8
-# How often the cluster's head is called, and how long it may give no answer.
+# Seconds between calls to the cluster's head, and how long it may stay silent.
 _HEAD_S, _HEAD_GONE_S = 5.0, 15.0
 _CALL_S = 10.0
-# A replica may wait so long for room, and so does who asks what a machine has.
+# How long a replica, or a query about a machine, may wait for room.
 _ROOM_S = 600.0
 _OBJECT_STORE_BYTES = 400_000_000
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-# Of clusters that were started here.
+# Folders of clusters that were started here.
 _FOLDERS: list[str] = []
 _IN_WATCH = ray.method(concurrency_group="watch")
 
 
 class Replica:
-    """A replica where it works: `run` in a thread, and beside it what must answer meanwhile."""
+    """A replica on its machine: `run` works in a thread, while other calls are answered."""
 
     def __init__(self, setup: Setup) -> None:
-        tie_to(os.getppid())  # the node's own process: a stopped one would outlive it
-        tempfile.tempdir = str(_own_folder())  # what ranks and libraries leave goes with it
+        tie_to(os.getppid())  # the node's process; otherwise a stopped replica would outlive it
+        tempfile.tempdir = str(_own_folder())  # removed with all files of ranks and libraries
         self._setup = replace(setup, folder=Path(tempfile.tempdir) / "replica")
         self._worker: PieceWorker | None = None
         self._packer = Packer(self._setup.folder)
 
     def up(self) -> Ready:
-        """Import what does the work, and tell what is found here."""
+        """Import the session, and return the facts of this machine."""
         self._worker = PieceWorker(self._setup)
         return Ready(self._worker.facts, socket.gethostname())
 
@@ -93,11 +93,11 @@ class Replica:
 
 @dataclass(eq=False)
 class _Actor:
-    """A replica as it is seen here: its handle, and by name what it was `asked` and has not
-    answered: up, run, beat.
+    """A replica as the run sees it.
 
-    `folder`: where its files are put here. `room` is what it has, or waits for since `began`; only
-    then is its process started.
+    `handle`: the actor. `asked`: unanswered calls by name: up, run, beat. `folder`: where its files
+    are put on this machine. `room`: its placement group, requested at `began`; its process starts
+    only when `has_room`.
     """
 
     folder: Path
@@ -110,13 +110,13 @@ class _Actor:
     has_room: bool = False
 
     def awaited(self) -> Iterable[Any]:
-        """What an answer is awaited to; it is asked for a sign of life now and then."""
+        """Return the pending calls, after requesting a heartbeat if one is due."""
         if "beat" not in self.asked and time.monotonic() - self.beat_at >= self.beat_s:
             self.asked["beat"], self.beat_at = self.handle.beat.remote(), time.monotonic()
         return self.asked.values()
 
     def answer(self, awaited: Any) -> Any:
-        """The reference of what can be read by now; None at the end of a piece."""
+        """Return the reference of an answer that can be read now; None at the end of a piece."""
         name = next(name for name, one in self.asked.items() if one is awaited)
         found = next(awaited, None) if name == "run" else awaited
         if name != "run" or found is None:
@@ -125,14 +125,14 @@ class _Actor:
 
 
 class RayCluster:
-    """A transport: replicas are actors, wherever the cluster has room."""
+    """A transport whose replicas are actors, wherever the cluster has room."""
 
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
-        """Raises MachineError where the cluster is not there, or has not what the replicas need."""
+        """Raises MachineError if the cluster is missing or lacks what the replicas need."""
         connect(config)
         self._needs = _needs(config, count)
         each = -(-count // len(_nodes()))
-        # Taken by this machine's memory: of a cluster without GPUs all are taken to be alike.
+        # Derived from this machine's memory; machines without GPUs are assumed to be alike.
         self.config = replica_config(config, each)
         self._starting: dict[int, Setup] = {}
         self._actors: dict[int, _Actor] = {}
@@ -142,7 +142,7 @@ class RayCluster:
         self._starting[setup.number] = setup
 
     def _begin(self, setup: Setup) -> None:
-        remote: Any = ray.remote  # whose types know of no groups
+        remote: Any = ray.remote  # its type hints lack concurrency groups
         of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
         what = {"num_cpus": "CPU", "num_gpus": "GPU"}
         room = placement_group([{what[name]: n for name, n in self._needs.items() if n}])
@@ -156,7 +156,7 @@ class RayCluster:
         self._actors[setup.number] = _Actor(setup.folder, handle, room, setup.beat_s, up)
 
     def options(self, number: int) -> dict[str, Any]:
-        """What else a replica's actor is started with."""
+        """Return further options of a replica's actor."""
         return {}
 
     def assign(self, number: int, work: Assign) -> None:
@@ -181,10 +181,10 @@ class RayCluster:
             for awaited, number in self._ready(waiting, timeout_s)
             if (ref := self._actors[number].answer(awaited)) is not None
         ]
-        # The disk takes many files at a time as soon as one.
+        # The disk writes many files in about the same time as one.
         with ThreadPoolExecutor(_WRITERS) as writers:
             said = list(writers.map(self._said, read))
-        # Replicas that wait for room: one question to the cluster, however many there are.
+        # A single query covers all replicas that wait for room.
         without = {n: actor for n, actor in self._actors.items() if not actor.has_room}
         if without and self._head.answers():
             rooms = placement_group_table()
@@ -206,7 +206,7 @@ class RayCluster:
         if actor is not None:
             with suppress(RayError):
                 ray.kill(actor.handle, no_restart=True)
-                if self._head.answers():  # else its room goes with this job
+                if self._head.answers():  # else its room is freed with this job
                     remove_placement_group(actor.room)
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class RayCluster:
         if not self._head.is_gone:
             disconnect()
             return
-        # A head that is gone, or is stopped, may never answer.
+        # A head that is gone or stopped may never answer.
         leaving = threading.Thread(target=disconnect, daemon=True)
         leaving.start()
         leaving.join(_CALL_S)
@@ -223,7 +223,7 @@ class RayCluster:
             atexit.register(_end_at_once)
 
     def _ready(self, waiting: dict[Any, int], timeout_s: float) -> list[tuple[Any, int]]:
-        """All that has an answer by now; waits for the first."""
+        """Return all calls that have an answer now; wait for the first one."""
         if not waiting:
             time.sleep(timeout_s)
             return []
@@ -234,7 +234,7 @@ class RayCluster:
         return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
 
     def _said(self, read: tuple[int, Any]) -> tuple[int, FromReplica]:
-        """A replica's message, its files in place, or that no more will come of it."""
+        """Return a replica's message after storing its files; `Exited` if it is gone."""
         number, ref = read
         try:
             message = ray.get(ref)
@@ -248,19 +248,20 @@ class RayCluster:
 
 
 class _Head:
-    """The cluster's head, without which Ray ends this process after a minute, with no word. Until
-    then a question to it keeps who asked waiting: it is called first.
+    """The cluster's head. Without it Ray ends this process after a minute, without a message.
+
+    Until then every query to the head would block, so it is called before each query.
     """
 
     def __init__(self) -> None:
         self._address = _host_and_port(ray.get_runtime_context().gcs_address)
-        # Of a process that was stopped nobody called meanwhile.
+        # While this process was stopped, it could not call the head.
         self._clock = AwakeClock(most_s=_HEAD_S)
         self._called_at = self._heard_at = self._clock()
         self.is_gone = False
 
     def confirm(self) -> None:
-        """Raises MachineError where the head has not answered for some time."""
+        """Raise MachineError if the head has not answered for some time."""
         if self._clock() - self._called_at >= _HEAD_S:
             self.answers()
         if self._called_at - self._heard_at > _HEAD_GONE_S:
@@ -282,8 +283,9 @@ class _Head:
 
 
 def _answers(host: str, port: int, timeout_s: float) -> bool:
-    """True if something there answers a greeting of HTTP/2, which Ray's own clients begin with: of
-    a process that is stopped the system still accepts what calls.
+    """True if something at this address answers an HTTP/2 greeting, as Ray's clients send.
+
+    A connection alone proves nothing: the system accepts connections even to a stopped process.
     """
     try:
         with socket.create_connection((host, port), timeout_s) as line:
@@ -300,7 +302,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def place_of(config: RunConfig) -> MachineInfo:
-    """What a machine of the cluster has on which a replica has room. Raises MachineError."""
+    """Return the facts of a cluster machine that has room for a replica. Raises MachineError."""
     connect(config)
     probe = ray.remote(here).options(max_retries=0, **_needs(config, config.parallel.replicas))
     try:
@@ -315,9 +317,9 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def _needs(config: RunConfig, count: int) -> dict[str, Any]:
-    """What Ray is asked for each replica: GPUs for its ranks, or its share of a machine's cores.
+    """Return the Ray resources of each replica: GPUs for its ranks, or its share of the cores.
 
-    Raises MachineError where so many have no room.
+    Raises MachineError if the cluster has no room for all replicas.
     """
     choice, ranks, nodes = config.model, config.parallel.of_session, _nodes()
     gpus, cpus = ([int(node.get(what, 0)) for node in nodes] for what in ("GPU", "CPU"))
@@ -339,16 +341,16 @@ def _needs(config: RunConfig, count: int) -> dict[str, Any]:
 
 
 def connect(config: RunConfig) -> None:
-    """Join the cluster that `config` names, or start one of our own. Raises MachineError."""
+    """Join the cluster that `config` names, or start a local one. Raises MachineError."""
     if ray.is_initialized():
         return
-    # Ray takes SIGTERM for itself; ours end a run in order.
+    # Ray replaces the SIGTERM handler; restoring ours lets a run end in order.
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = {number: signal.getsignal(number) for number in numbers}
     address = config.parallel.ray_address or "auto"
     own = _own(config.parallel.replicas) if address == "local" else {}
     try:
-        # Ray itself would try for minutes.
+        # Ray itself would keep trying for minutes.
         if re.fullmatch(r"[^/]+:\d+", address) and not _answers(*_host_and_port(address), _CALL_S):
             raise OSError(f"no response within {_CALL_S:.0f} s")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
@@ -367,8 +369,8 @@ def connect(config: RunConfig) -> None:
 
 
 def _own(replicas: int) -> dict[str, Any]:
-    """A cluster of this machine that ends with this process."""
-    _FOLDERS.append(str(_own_folder()))  # one that a kill leaves goes with the next
+    """Return options for a cluster on this machine that ends with this process."""
+    _FOLDERS.append(str(_own_folder()))  # a killed process's folder is removed by a later one
     atexit.register(disconnect)
     return {
         "num_cpus": max(cores(), replicas),
@@ -379,7 +381,7 @@ def _own(replicas: int) -> dict[str, Any]:
 
 
 def _own_folder() -> Path:
-    """A new temporary folder of this process; those of processes that were killed go."""
+    """Create a temporary folder of this process; remove those of killed processes."""
     for left in Path(tempfile.gettempdir()).glob("hyimg-replica-[0-9]*"):
         if not is_process(int(left.name.split("-")[2])):
             shutil.rmtree(left, ignore_errors=True)
@@ -387,14 +389,14 @@ def _own_folder() -> Path:
 
 
 def _end_at_once() -> None:
-    """End this process as its run has ended; what of Ray still waits would crash it."""
+    """Exit as a failed run without further cleanup, because what is left of Ray would crash."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(MachineError.exit_code)
 
 
 def disconnect() -> None:
-    """Leave the cluster; one of our own ends, and its folders go."""
+    """Leave the cluster; end a local one and remove its folders."""
     ray.shutdown()
     while _FOLDERS:
         shutil.rmtree(_FOLDERS.pop(), ignore_errors=True)

@@ -1,7 +1,8 @@
-"""Which jobs a replica gets next: large pieces while much is left, single jobs at the end.
+"""Choose a replica's next jobs: large pieces while many are left, single jobs at the end.
 
-Pieces shrink with what is left (guided self-scheduling, Polychronopoulos & Kuck 1987), so a slow
-replica takes fewer of them and holds nothing up at the end. No process is known here.
+Pieces shrink with the number of jobs left (guided self-scheduling, Polychronopoulos & Kuck 1987). A
+slow replica therefore takes fewer jobs and does not delay the end. This module knows nothing about
+processes.
 """
 
 from collections import Counter, deque
@@ -14,34 +15,33 @@ from hyimg_cli.manifest.planner import text_of
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan
 
-# A replica's share of a piece is this part of what would be even: the rest levels differences.
+# A piece is an even share divided by this; the remaining jobs balance differences in speed.
 _ROUNDS = 2
-# Pictures that write and draw together cost less than one by one: fewer are only given where more
-# would leave another replica without work.
+# Pictures that write and draw together cost less than single ones. Pieces are smaller than this
+# only if another replica would have no work otherwise.
 _WORTH_BATCHING = 4
 
 
 class JobQueue:
-    """The jobs of a plan that nobody has yet, for `replicas` of them to take from."""
+    """The jobs of a plan that have not been taken by any of `replicas`."""
 
     def __init__(self, plan: Plan, replicas: int) -> None:
         self._replicas = replicas
-        # Each group with the jobs that are left of it, and by custom_id where a job belongs.
+        # Each group with its remaining jobs, and by custom_id the entry of each job.
         self._groups = [(group, deque[Job](group.jobs)) for group in plan.groups]
         self._home = {job.custom_id: home for home in self._groups for job in home[1]}
         self._alone: deque[Job] = deque()
 
     def __len__(self) -> int:
-        """Jobs that are left."""
+        """Return the number of jobs left."""
         return sum(len(jobs) for _, jobs in self._groups) + len(self._alone)
 
     def take(self, loaded: str | None, at_work: Counter[str]) -> Plan | None:
-        """The next piece, of one group; None where nothing is left.
+        """Return the next piece, with jobs of one group; None if nothing is left.
 
-        `loaded`: the model that the replica has already, which it keeps while there are jobs for
-        it. Else it gets the model with most jobs for each replica that is `at_work` on it (how many
-        by model), so that no model is loaded more often than it must be. Jobs that are to run alone
-        come last.
+        `loaded`: the model that the replica has loaded and keeps while jobs for it remain.
+        Otherwise it gets the model with the most jobs per replica, counted in `at_work` by model,
+        to avoid needless loads. Jobs that must run alone come last.
         """
         left: Counter[str] = Counter()
         for group, jobs in self._groups:
@@ -56,8 +56,8 @@ class JobQueue:
         if loaded is not None and left[loaded]:
             model = loaded
         group, jobs = next(one for one in self._groups if one[1] and one[0].model == model)
-        # As many jobs as are due, or about as many: whole sets of jobs with the same source images,
-        # or else with the same text, unless a set is larger than two pieces.
+        # About as many jobs as are due, in whole sets of jobs with the same source images, or else
+        # with the same text, unless a set is larger than two pieces.
         due = -(-left[model] // (_ROUNDS * self._replicas))
         if isinstance(group, Group):
             even = -(-left[model] // self._replicas)
@@ -67,28 +67,28 @@ class JobQueue:
         return _piece(group, [jobs.popleft() for _ in range(count)])
 
     def requeue(self, jobs: Sequence[Job]) -> None:
-        """Jobs that were taken and not begun are the next ones of their group again."""
+        """Put jobs that were taken but not begun back at the front of their group."""
         for job in reversed(jobs):
             self._home[job.custom_id][1].appendleft(job)
 
     def isolate(self, job: Job) -> None:
-        """A job that may have been what ended its replica: it runs alone, behind all others."""
+        """Let a job that may have killed its replica run alone, after all others."""
         self._alone.append(job)
 
     def clear(self) -> None:
-        """Dispatch nothing more."""
+        """Drop all remaining jobs."""
         self._alone.clear()
         for _, jobs in self._groups:
             jobs.clear()
 
 
 def _piece(group: Any, jobs: Sequence[Job]) -> Plan:
-    """The group, of pictures or of videos, with these of its jobs alone."""
+    """Return a plan of the group, of pictures or videos, with only these jobs."""
     return Plan((replace(group, jobs=tuple(jobs)),))
 
 
 def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> int:
-    """How many of the first jobs are about `due` in whole sets; 0 where the first is too large."""
+    """Return how many leading jobs make about `due` in whole sets; 0 if the first is too big."""
     end = 0
     for _, same in groupby(jobs, key=alike):
         count = sum(1 for _ in same)
@@ -101,7 +101,7 @@ def _fill(due: int, jobs: Iterable[Job], alike: Callable[[Job], Hashable]) -> in
 
 
 def _sources(job: Job) -> Hashable:
-    """Equal for jobs with the same source images; without any, for those with the same text."""
+    """Return a key of jobs with the same source images or, without any, the same text."""
     return job.images or _text(job)
 
 

@@ -1,4 +1,4 @@
-"""Replicas as processes on this machine: nothing is installed for them, and nothing listens."""
+"""Replicas as processes on this machine, without installing or listening on anything."""
 
 import os
 from contextlib import suppress
@@ -15,18 +15,16 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import bytes_text
 
-# Messages of each replica that may wait for the run to look at them, and that it takes at once.
+# Maximum number of unread messages per replica, and of messages read at once.
 _WAITING = 64
 _AT_ONCE = 64
 
 
 class LocalProcesses:
-    """A transport: replicas are children of this process, on a GPU or a share of the cores each."""
+    """A transport whose replicas are child processes, each on a GPU or a share of the cores."""
 
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
-        """Raises MachineError where there are fewer GPUs than they need, and on a CPU whose memory
-        cannot hold a model each.
-        """
+        """Raises MachineError if GPUs are missing, or main memory cannot hold the models."""
         if precision(config.model)[0] == "cuda":
             from hyimg_cli.parallel import devices
 
@@ -76,12 +74,12 @@ class LocalProcesses:
     def close(self) -> None:
         processes, self._processes = list(self._processes.values()), {}
         for process in processes:
-            process.hang_up()  # all end at once, then each is waited for
+            process.hang_up()  # end all of them at once, then wait for each
         for process in processes:
             process.end()
 
     def environment(self, number: int) -> dict[str, str]:
-        """What a replica's process has beside our environment: GPUs of those that we see."""
+        """Return variables to add to a replica's environment, such as its visible GPUs."""
         found = {}
         if "OMP_NUM_THREADS" not in os.environ:
             found["OMP_NUM_THREADS"] = str(max(1, cores() // self._count))
@@ -94,7 +92,7 @@ class LocalProcesses:
 
 
 def _refuse_little_memory(config: RunConfig, plan: Plan, count: int) -> None:
-    """On a CPU every replica's model lies in the same memory; each is asked before any loads.
+    """Check before loading that main memory can hold every replica's model on a CPU.
 
     Raises MachineError.
     """

@@ -1,11 +1,11 @@
-"""What a run and its replicas say to each other, and the transport that carries it; no torch.
+"""Messages between a run and its replicas, and the transport that carries them; no torch.
 
     to a replica      Setup as it starts, then Assign for each piece; Stop
     from a replica    Ready, then for each piece EventBatch until PieceDone; Beat now and then,
-                      also on behalf of one that waits for room; Exited
+                      also on behalf of a replica that waits for room; Exited
 
-Pickled by plain `pickle`: frozen dataclasses without tensors. A replica writes its files into a
-folder of its own; the run moves them to where they belong, then writes their line.
+Messages are frozen dataclasses without tensors, pickled by plain `pickle`. A replica writes its
+files into its own folder. The run moves them to their final places, then writes their line.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,11 @@ SESSION = "hyimg_cli.engine.session:Session"
 
 @dataclass(frozen=True)
 class Setup:
-    """How a replica works, and the plan of which it will get pieces. `folder`: where the run finds
-    its files, below the run's own folder. `session`: the module and class that do the work. It
-    tells that it goes on every `beat_s`, and of its jobs' progress every `progress_s` at most.
+    """How a replica works, and the plan from which it will get pieces.
+
+    `folder`: where the run finds the replica's files, below the run's own folder. `session`: the
+    module and class of the session. `beat_s`: seconds between heartbeats; `progress_s`: minimum
+    seconds between reports of its jobs' progress.
     """
 
     number: int
@@ -41,7 +43,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Assign:
-    """Jobs to do, and how often each of them was tried before."""
+    """Jobs to run, and how often each of them was tried before."""
 
     piece: Plan
     attempts: Mapping[str, int]
@@ -56,8 +58,9 @@ class Stop:
 
 @dataclass(frozen=True)
 class Ready:
-    """The replica has imported what it needs. `node`: the machine it is on, empty where that is
-    this; `facts` are what it finds there.
+    """The replica has imported what it needs.
+
+    `node`: its machine, empty if that is this one; `facts`: what the replica found there.
     """
 
     facts: Mapping[str, object]
@@ -66,15 +69,16 @@ class Ready:
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Events of the replica's session; the files of a job that ended are in its folder."""
+    """Events of the replica's session; files of finished jobs are in its folder."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
 class PieceDone:
-    """No more of the piece. With `error`, or the `trace` of one that is not ours, the replica
-    itself ends too.
+    """The piece has ended.
+
+    With `error`, or the `trace` of an exception that is not a HyimgError, the replica ends too.
     """
 
     error: HyimgError | None = None
@@ -83,7 +87,7 @@ class PieceDone:
 
 @dataclass(frozen=True)
 class Exited:
-    """The replica's process has ended, `why` in words: nothing more will come."""
+    """The replica's process has ended and sends nothing more; `why` says how."""
 
     why: str
 
@@ -92,29 +96,29 @@ FromReplica = Ready | EventBatch | PieceDone | Beat | Exited
 
 
 class Transport(Protocol):
-    """Starts replicas by their numbers and carries messages; it knows of no job and no journal.
+    """Starts replicas by number and carries messages; it does not know jobs or journals.
 
-    Nothing here waits for a replica, but `events` for as long as it is told. `config`: the run's,
-    as one replica has it.
+    Only `events` waits for replicas, up to its time limit. `config`: the run's configuration as
+    adapted for one replica.
     """
 
     config: RunConfig
 
     def start(self, setup: Setup) -> None:
-        """Begin to start a replica, in place of an earlier one of the number."""
+        """Begin to start a replica, replacing an earlier one with the same number."""
 
     def assign(self, number: int, work: Assign) -> None: ...
 
     def stop(self, number: int, signal_number: int) -> None: ...
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
-        """Some of what replicas have said, by their numbers; waits for the first of it.
+        """Return messages of replicas, each with the replica's number; wait for the first one.
 
-        Nothing comes of a replica that was killed, or that another took the place of.
+        A replica that was killed or replaced sends nothing.
         """
 
     def kill(self, number: int) -> None:
-        """End a replica, whatever it does; nobody waits for what it says."""
+        """Kill a replica at once; its remaining messages are dropped."""
 
     def close(self) -> None:
-        """End all replicas and what carried them."""
+        """End all replicas and the transport itself."""

@@ -1,4 +1,4 @@
-"""Messages together with the files that they name, for a run and replicas without a common disk."""
+"""Messages together with the files they name, for replicas without a shared disk."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ class Parcel:
     latents: Mapping[str, bytes]
 
     def unpack(self, folder: Path) -> EventBatch | PieceDone:
-        """Put the files where a replica on this machine would have written them."""
+        """Store the files where a local replica would have; return the message."""
         replica = ReplicaFolder(folder)
         with disk_errors(folder):
             for name, data in self.files.items():
@@ -43,8 +43,9 @@ class Parcel:
 
 
 def supplies_for(piece: Plan, folder: Path) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """What a piece's jobs find in the run's folder: latents by custom_id, and folders that stand
-    where a job's file goes.
+    """Return what the run's folder has for a piece's jobs.
+
+    These are the latents by custom_id, and any folders at the paths of the jobs' files.
     """
     replica, latents = ReplicaFolder(folder), {}
     for job in piece.jobs:
@@ -57,7 +58,7 @@ def supplies_for(piece: Plan, folder: Path) -> tuple[dict[str, bytes], tuple[str
 
 
 def put_latents(folder: JobFolder, latents: Mapping[str, bytes]) -> None:
-    """Keep latents that were sent, for who goes on with their job. Raises StorageError."""
+    """Store latents that were sent, so that their jobs can resume. Raises StorageError."""
     for custom_id, data in latents.items():
         path = folder.latents_for(custom_id)
         with disk_errors(path):
@@ -66,29 +67,29 @@ def put_latents(folder: JobFolder, latents: Mapping[str, bytes]) -> None:
 
 
 class Packer:
-    """A replica's folder on a machine of its own, filled and emptied for each piece."""
+    """A replica's folder on a separate machine, filled and emptied for each piece."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = ReplicaFolder(folder)
         self._latents: dict[str, tuple[int, int]] = {}
 
     def begin(self, piece: Plan, latents: Mapping[str, bytes], folders: Iterable[str]) -> None:
-        """Put there what the run's folder has for the piece's jobs."""
+        """Store what the run's folder has for the piece's jobs."""
         for name in folders:
             (self._folder.run / name).mkdir(parents=True, exist_ok=True)
         put_latents(self._folder, latents)
         self._latents = {job.custom_id: (0, 0) for job in piece.jobs}
-        self.take_latents()  # these are known where they came from
+        self.take_latents()  # the sender has these already
 
     def parcels(self, messages: Iterable[EventBatch | PieceDone]) -> Iterator[Parcel]:
-        """Each message with its files, which are removed here."""
+        """Yield each message with its files, which are removed here."""
         for message in messages:
             files: dict[str, bytes] = {}
             for event in message.events if isinstance(message, EventBatch) else ():
                 if isinstance(event, JobEnded):
                     for name in files_of_result(outcome_to_json(event.outcome)):
                         path = self._folder.folder / name
-                        # Of a folder of frames every file.
+                        # For a folder of frames, every file.
                         for one in filter(Path.is_file, (path, *sorted(path.glob("*")))):
                             key = one.relative_to(self._folder.folder).as_posix()
                             files[key] = bytes_of(one, _MOST_FILE_BYTES)
@@ -96,13 +97,13 @@ class Packer:
             yield Parcel(message, files, self.take_latents())
 
     def take_latents(self) -> dict[str, bytes]:
-        """The latents of jobs that are others than the last time."""
+        """Return the latents that have changed since the last call."""
         found = {}
         for custom_id, former in self._latents.items():
             path = self._folder.latents_for(custom_id)
             with suppress(FileNotFoundError):
                 status = path.stat()
-                # Several may have one time, by a clock that ticks slowly.
+                # With a coarse clock, several versions may have the same time.
                 version = status.st_mtime_ns, status.st_ino
                 if version != former:
                     self._latents[custom_id] = version

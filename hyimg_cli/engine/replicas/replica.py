@@ -1,8 +1,8 @@
 """Run a replica over any transport: it works on pieces of a plan in its own session.
 
-Its files are in the replica's folder when a message names them; the run moves them to their places.
-Only the latest progress of a job is sent, once a second, because a run may read it from a thousand
-replicas.
+Its files are in the replica's folder when a message names them; the run moves them to their final
+places. Only the latest progress of each job is sent, once a second, because a run may read messages
+from a thousand replicas.
 """
 
 import importlib
@@ -32,7 +32,7 @@ from hyimg_cli.spec.printed import log_printable
 
 
 def main(parent: Parent) -> None:
-    """A replica that `local.LocalProcesses` launched: work until the line ends."""
+    """Run a replica that `local.LocalProcesses` launched, until its connection ends."""
     setup: Setup = pickle.loads(parent.inbox.get())
     worker, inbox = PieceWorker(setup), SimpleQueue[Assign]()
 
@@ -53,11 +53,11 @@ def main(parent: Parent) -> None:
 
 
 def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
-    """What all who make one folder's results have in common, by name, as it is where this is asked
-    or at the place that `config` names.
+    """Return the facts that must be equal wherever results of one folder are made, by name.
 
-    What decides keys and pixels of jobs, the digest of the first source picture, fingerprints of
-    models and versions of packages. Raises CheckpointError.
+    The facts are those of this machine, or of the place that `config` names: settings that
+    determine keys and pixels of jobs, the digest of the first source picture, fingerprints of
+    models, and versions of packages. Raises CheckpointError.
     """
     choice, parallel = config.model, config.parallel
     device, dtype = precision(choice)
@@ -74,9 +74,9 @@ def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
 
 
 class ReplicaFolder(JobFolder):
-    """`OUT/.replica-N`, with files named as in OUT; an unfinished video's latents are in OUT.
+    """`OUT/.replica-N`, with files named as in OUT.
 
-    The run writes the lines, once it has the files.
+    The latents of unfinished videos are in OUT. The run writes the lines once it has the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,19 +84,19 @@ class ReplicaFolder(JobFolder):
         (folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
 
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        """Nothing: a job's event tells of its line and its files."""
+        """Do nothing: the job's event carries its line and names its files."""
 
 
 class PieceWorker:
-    """Works on one piece after the other."""
+    """Works on one piece after another."""
 
     def __init__(self, setup: Setup) -> None:
-        """Imports what does the work."""
+        """Import the session."""
         log_format = f"%(levelname)s replica {setup.number} %(name)s: %(message)s"
         log_printable()
         logging.basicConfig(level=setup.log_level, format=log_format)
         self._whole = setup.whole
-        # By this machine; where that differs from the run's, nobody will want the session.
+        # Facts of this machine; if they differ from the run's, the run rejects this replica.
         config = replace(setup.config, model=replace(setup.config.model, machine=None))
         self.facts = replica_facts(config, setup.whole)
         self._folder = ReplicaFolder(setup.folder)
@@ -104,7 +104,7 @@ class PieceWorker:
         module, name = setup.session.split(":")
         self._session = getattr(importlib.import_module(module), name)(config)
         self._group = ""
-        # Events to be told: by job its progress, and under None any other.
+        # Events to send: the latest progress by job, and any other event under None.
         self._events: dict[str | None, Event] = {}
         self._progress_s, self._told_at = setup.progress_s, 0.0
 
@@ -112,14 +112,14 @@ class PieceWorker:
         self._session.request_stop(signal_number)
 
     def run(self, given: Assign) -> Iterator[EventBatch | PieceDone]:
-        """What is to be told of a piece, as it goes; last, how it ended."""
+        """Yield the messages of a piece as it runs; the last one says how it ended."""
         ended = PieceDone()
         try:
             self._folder.attempts.update(given.attempts)
             run = self._session.run(given.piece, self._folder, whole=self._whole)
             with closing(run) as events:
                 for event in events:
-                    self.steps.begin()  # it may take until somebody listens
+                    self.steps.begin()  # the receiver may take a while to read it
                     yield from self._report(event)
                     self.steps.begin(self._next_step(event))
         except Interrupted:
@@ -133,14 +133,14 @@ class PieceWorker:
 
     def _report(self, event: Event) -> Iterator[EventBatch]:
         now, job = time.monotonic(), event.custom_id if isinstance(event, Progress) else None
-        # The next progress of a job says all that this one says.
+        # A job's next progress includes everything that this one reports.
         self._events[job] = event
         if job is None or now - self._told_at >= self._progress_s:
             yield EventBatch(tuple(self._events.values()))
             self._events, self._told_at = {}, now
 
     def _next_step(self, event: Event) -> str:
-        """The kind of what follows an event; nothing where that loads, compiles or captures."""
+        """Return the kind of step after an event; empty if it loads, compiles or captures."""
         match event:
             case GroupStarted():
                 self._group = f"{event.model} {event.size_class}"

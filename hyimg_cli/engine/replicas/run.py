@@ -3,9 +3,9 @@
     this process    the folder, its lock, its files and its journal; the queue of jobs; one stream
     replica 0 .. N  a session on GPUs of its own, or on its share of the CPU's threads
 
-A replica writes its files into a folder of its own, `OUT/.replica-N`. This process moves them to
-their places, then writes the lines, then sends the jobs' events. So a kill anywhere leaves no line
-without its file, and a replica that was given up changes nothing.
+A replica writes its files into its own folder, `OUT/.replica-N`. This process moves them to their
+final places, then writes the lines, then sends the jobs' events. Killing any process therefore
+leaves no line without its file, and a replica that was given up changes nothing.
 """
 
 import logging
@@ -43,15 +43,16 @@ from hyimg_cli.spec.plan import Plan
 logger = logging.getLogger(__name__)
 
 _MOST_DEATHS = 2
-# A replica that dies so often without a finished job in between is not started again.
+# A replica that dies this often without finishing a job in between is not restarted.
 _MOST_DEATHS_IN_A_ROW = 3
-# A stop is seen, and the watches look, at least so often.
+# Maximum seconds between checks for a stop and for hanging replicas.
 _LOOK_S = 0.5
 
 
 class Replicas:
-    """Runs plans as `Session` does, on as many replicas as `config.parallel` says at most. Each run
-    starts its own.
+    """Runs plans as `Session` does, on at most as many replicas as `config.parallel` says.
+
+    Each run starts its own replicas.
     """
 
     def __init__(
@@ -62,26 +63,27 @@ class Replicas:
         limits: Limits = LIMITS,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
-        """`transport` makes what starts so many replicas for a plan; `setup`: of each one's `Setup`
-        what is not by default.
+        """`transport` makes the transport for a plan and a number of replicas.
+
+        `setup`: fields of each replica's `Setup` that differ from the defaults.
         """
         self._config, self._transport = config, transport
         self._limits, self._setup = limits, setup or {}
         self._stop_signal: int | None = None
 
     def request_stop(self, signal_number: int) -> None:
-        """Every replica stops after its current denoise step; `run` then raises Interrupted."""
+        """Stop every replica after its current denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
 
     def close(self) -> None:
-        """Nothing: each run ends its own replicas."""
+        """Do nothing: each run ends its own replicas."""
 
     def run(self, plan: Plan, folder: JobFolder) -> Generator[Event, None, None]:
-        """Every job of the plan, as in `Session.run`; only as many replicas as there are jobs.
+        """Run every job of the plan, as in `Session.run`, on no more replicas than there are jobs.
 
-        A replica that dies costs nobody a job: what it had begun runs once more, alone. Raises
-        MachineError where all of them died, and where the machine has not what they need, and
-        ConsecutiveErrors as a session does: also for those of one replica.
+        No job is lost when a replica dies: the jobs that it had begun run once more, alone. Raises
+        MachineError if all replicas died, or if the machine lacks what they need. Raises
+        ConsecutiveErrors as a session does, even if all the errors come from one replica.
         """
         if not plan.jobs:
             return
@@ -106,10 +108,10 @@ class Replicas:
 
 @dataclass(eq=False)
 class _Worker:
-    """A replica as the run sees it, number `number`: one process after another, where it dies and
-    is replaced. `jobs` of its piece that have not ended, and which of them have `begun`.
+    """Replica `number` as the run sees it; a process that dies may be replaced.
 
-    `heard_at`: when it said something last, or was started.
+    `jobs`: jobs of its piece that have not ended; `begun`: which of them have begun. `heard_at`:
+    the time of its last message, or of its start.
     """
 
     number: int
@@ -124,7 +126,7 @@ class _Worker:
     begun: set[str] = field(default_factory=set)
 
     def note(self, event: Event) -> None:
-        """Keep account of which jobs are in hand."""
+        """Update the jobs in hand after an event."""
         if isinstance(event, JobStarted):
             self.begun.add(event.custom_id)
         elif isinstance(event, JobEnded):
@@ -133,11 +135,11 @@ class _Worker:
             self.deaths_in_a_row = 0
 
     def finished(self) -> None:
-        """The piece has ended."""
+        """Record that the piece has ended."""
         self.has_work, self.jobs, self.begun = False, {}, set()
 
     def died(self) -> tuple[list[Job], list[Job]]:
-        """Its process is gone: the jobs that it worked on, and those that it had not begun."""
+        """Record that the process is gone; return the jobs that it had begun, and the others."""
         begun = [job for name, job in self.jobs.items() if name in self.begun]
         waiting = [job for name, job in self.jobs.items() if name not in self.begun]
         self.deaths_in_a_row += 1
@@ -147,7 +149,7 @@ class _Worker:
 
 
 class _Dispatcher:
-    """One run: who works on what, and what has become of it."""
+    """One run: which replica works on which jobs, and how each job ended."""
 
     def __init__(
         self, setup: Setup, count: int, folder: JobFolder, transport: Transport, limits: Limits
@@ -156,7 +158,7 @@ class _Dispatcher:
         self._setup, self._config, self._folder = setup, setup.config, folder
         self._workers = [_Worker(number) for number in range(count)]
         self._queue = JobQueue(setup.whole, count)
-        # Packages of its own count for nothing: the first replica's are those of all.
+        # Package versions are not compared with this process: the first replica's apply to all.
         packages = versions().keys() - {"hyimg"}
         facts = replica_facts(setup.config, setup.whole)
         self._facts = {name: fact for name, fact in facts.items() if name not in packages}
@@ -168,7 +170,7 @@ class _Dispatcher:
         self._look_s = min(_LOOK_S, limits.silence_s / 10)
 
     def run(self, stop_if_asked: Callable[[], None]) -> Iterator[Event]:
-        """Dispatch until nothing is left; where the run ends early, so do the replicas in order."""
+        """Run until nothing is left; if the run ends early, stop the replicas in order."""
         limit = FailureLimit(self._config.failure)
         for worker in self._workers:
             self._start(worker)
@@ -195,13 +197,13 @@ class _Dispatcher:
 
     def _start(self, worker: _Worker) -> None:
         folder = self._folder.replica_folder(worker.number)
-        remove(folder)  # what one that died there had not told
+        remove(folder)  # files of an earlier process that were never reported
         self._transport.start(replace(self._setup, number=worker.number, folder=folder))
         worker.is_alive, worker.is_up = True, False
         worker.model, worker.heard_at, worker.beat = None, self._clock(), Beat()
 
     def _dispatch(self) -> None:
-        """Give work to those without. Raises MachineError where nobody is left to do it."""
+        """Give work to idle replicas. Raises MachineError if no replica is left to do it."""
         at_work = Counter(one.model for one in self._workers if one.has_work and one.model)
         for worker in self._workers:
             if worker.is_up and not worker.has_work:
@@ -221,11 +223,12 @@ class _Dispatcher:
             )
 
     def _events(self) -> Iterator[Event]:
-        """What replicas have to say, once it is on disk; waits for it. Who is stopped, or hangs, is
-        ended.
+        """Yield the replicas' events once their files are on disk; wait for the first ones.
+
+        Kills replicas that are stopped or hang.
         """
         said = [(n, self._mark(n, message)) for n, message in self._transport.events(self._look_s)]
-        # Everything of a round at once: files, then lines, then events.
+        # Store everything of a round at once: files, then lines, then events.
         finished = [
             FinishedJob(event.outcome, self._folder.replica_folder(number))
             for number, message in said
@@ -245,11 +248,11 @@ class _Dispatcher:
                 case Ready():
                     worker.is_up = True
                     if differences := describe_differences(self._facts, message.facts):
-                        # It finds on its machine what the others do not: so would another there.
+                        # Its machine differs, so a new process there would differ too.
                         worker.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
                         node = f" ({message.node})" if message.node else ""
                         yield from self._kill(worker, f"refused{node}, it has {differences}")
-                    else:  # the first one's packages are all others'
+                    else:  # the first replica's packages apply to all others
                         self._facts = dict(message.facts)
                 case EventBatch():
                     for event in message.events:
@@ -273,7 +276,7 @@ class _Dispatcher:
                 yield from self._kill(worker, why)
 
     def _drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
-        """Nothing more is begun; what is made is written and told, and all end."""
+        """Begin nothing more; write and report finished jobs, and end all replicas."""
         self._is_over = True
         self._queue.clear()
         for worker in self._workers:
@@ -286,8 +289,9 @@ class _Dispatcher:
             yield from self._events()
 
     def _mark(self, number: int, message: FromReplica) -> FromReplica:
-        """The message with the replica's number in its events; that others died at a job is among
-        the job's warnings.
+        """Return the message with the replica's number in its events.
+
+        If other replicas died while running a job, this is added to the job's warnings.
         """
         if not isinstance(message, EventBatch):
             return message
@@ -307,7 +311,7 @@ class _Dispatcher:
 
     def _end_piece(self, worker: _Worker, ended: PieceDone) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
-        # An error of the machine is of one replica's GPU; checkpoint and disk are the same for all.
+        # A machine error is about one replica's GPU; checkpoint and disk errors affect all.
         is_its_own = isinstance(error, MachineError) and not isinstance(
             error, CheckpointError | StorageError
         )
@@ -329,7 +333,7 @@ class _Dispatcher:
         yield from self._redistribute(worker, why)
 
     def _redistribute(self, worker: _Worker, how: str) -> Iterator[Event]:
-        """A replica is dead: its jobs go to others, or to one in its place."""
+        """Give the jobs of a dead replica to others, or to its replacement."""
         begun, waiting = worker.died()
         if self._is_over:
             return
@@ -341,7 +345,7 @@ class _Dispatcher:
         for job in begun:
             if job not in given_up:
                 self._queue.isolate(job)
-        # One that dies again and again does not: whatever is wrong, it is not a job.
+        # A replica that dies again and again is not restarted: the cause is not a job.
         returns = worker.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and len(self._queue) > 0
         if returns:
             self._start(worker)
@@ -354,7 +358,7 @@ class _Dispatcher:
 
 
 def describe_differences(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
-    """In words, which of the expected facts are `found` otherwise."""
+    """Describe which of the expected facts differ in `found`."""
     return ", ".join(
         f"{name} {found.get(name)} instead of {value}"
         for name, value in expected.items()

@@ -1,1 +1,1 @@
-"""Pictures at work: the stages of one job, groups of them, and the pipeline that a session asks."""
+"""Image jobs: the stages of one job, continuous batches, and the pipeline."""

@@ -1,10 +1,10 @@
-"""Which jobs join a continuous batch, and which of them move in a pass of its loop.
+"""Decide which jobs join a continuous batch, and which advance in each pass.
 
-WholeBatches   jobs of a run, all known: they write their texts together, draw together once a batch
-               is full or nothing can fill it, and then the next ones begin
-Served         jobs of a server. Those of its batches work as those of a run do. Online ones begin
-               as soon as there is room, and join the drawing at any step. While one of them is at
-               work, the batches' jobs move in one pass of eight
+WholeBatches   jobs of a run, all known. They write their texts together and draw together once
+               a batch is full or nothing can fill it. Then the next jobs begin.
+Served         jobs of a server. Batch jobs work like those of a run. Online jobs begin as soon
+               as there is room, and join the drawing at any step. While an online job is at
+               work, batch jobs advance in only one of `background_pass` passes.
 """
 
 from collections import deque
@@ -20,16 +20,17 @@ from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
 from hyimg_cli.settings.run import BatchConfig
 from hyimg_cli.spec.job import ImageJob
 
-# Places that a server has for online jobs beside a full batch, and the part of all places that they
-# are at most where memory is short.
+# Places that a server adds for online jobs to a full batch. Where memory is short, online jobs get
+# at most one place in `_ONLINE_PART`.
 ONLINE_PLACES, _ONLINE_PART = 2, 4
 
 
 class AtWork:
-    """A batch's requests, by stage.
+    """The requests of a batch, by stage.
 
-    `preempted`: begun, but without K/V now; they come before those that wait. `undecoded`: their
-    decode waits for memory. `is_full`: no memory to admit another one until some have drawn.
+    `preempted`: begun, but without K/V now; they come before the waiting jobs. `undecoded`: waiting
+    for the memory that their decode needs. `is_full`: no memory to admit another request until some
+    have drawn.
     """
 
     def __init__(self, memory: MemoryPolicy) -> None:
@@ -47,7 +48,10 @@ class AtWork:
 
     @property
     def most(self) -> Together:
-        """How many may think and draw: fewer than were asked for where memory was short."""
+        """Maximum number of jobs that think and draw together.
+
+        This is less than the configured number if memory was short.
+        """
         return self.memory.most
 
     @property
@@ -55,7 +59,7 @@ class AtWork:
         return bool(self.thinking or self.ready or self.drawing)
 
     def remove(self, work: ImageRequest) -> None:
-        """Let go of a request, whatever its stage."""
+        """Remove a request, whatever its stage."""
         self.thinking = {of: one for of, one in self.thinking.items() if one is not work}
         for place in (self.preempted, self.ready, self.drawing, self.undecoded):
             if work in place:
@@ -63,10 +67,10 @@ class AtWork:
 
 
 class WholeBatches:
-    """Known jobs, in their order. An item is a job that has not begun.
+    """Jobs that are all known from the start, in order. An item is a job that has not begun.
 
-    A decode step gains from every row, a denoise step is full with few pictures; a job that needs
-    no text draws as soon as nobody of its kind is next in line.
+    Every additional row makes a decode step more efficient, while a few pictures already fill a
+    denoise step. A job that needs no text draws as soon as the next job in line does need one.
     """
 
     def __init__(
@@ -81,15 +85,15 @@ class WholeBatches:
 
     @property
     def can_come(self) -> bool:
-        """True if another job may come."""
+        """True if more jobs may come."""
         return bool(self._waiting)
 
     def next_pass(self, at: AtWork) -> Sequence[ImageRequest]:
-        """Begin a pass; return the requests that nobody wants any more."""
+        """Begin a pass; return the requests that have been dropped."""
         return ()
 
     def text_of(self, item: ImageJob) -> Hashable | None:
-        """Equal for jobs that would write, or were given, the same text."""
+        """Return a key that is equal for jobs that would write, or were given, the same text."""
         return _text_of(item, self.stages)
 
     def is_repeated(self, text: Hashable | None) -> bool:
@@ -97,7 +101,7 @@ class WholeBatches:
         return text is not None and hash(text) in self._repeated
 
     def take(self, at: AtWork) -> ImageRequest | ImageJob | None:
-        """The next one that begins now: preempted, or new."""
+        """Return the request or item that begins now, preempted ones first; None if none can."""
         has_places = len(at.thinking) < at.most.thinking and len(at.ready) < at.most.drawing
         if not has_places or at.drawing or at.is_full or self._is_due(at):
             return None
@@ -106,11 +110,11 @@ class WholeBatches:
         return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, items: Iterable[ImageJob]) -> None:
-        """Have items that were taken be the next ones."""
+        """Put taken items back at the front of the line."""
         self._waiting.extendleft(reversed([*items]))
 
     def begin(self, item: ImageJob) -> ImageRequest:
-        """The request of an item that begins."""
+        """Return the request of an item that begins."""
         work = ImageRequest(item, self._new_clock())
         work.stages = self.stages
         return work
@@ -120,21 +124,21 @@ class WholeBatches:
         return 0 if at.drawing else 1
 
     def writing(self, at: AtWork) -> list[ImageRequest]:
-        """Those that take the next decode step."""
+        """Return the requests that take the next decode step."""
         return [*at.thinking.values()]
 
     def joining(self, at: AtWork) -> Sequence[ImageRequest]:
-        """Those that are ready and draw from now on."""
+        """Return the ready requests that start to draw now."""
         is_due = not at.drawing and self._is_due(at)
         return _alike(at.ready, at.most.drawing) if is_due else ()
 
     def stepping(self, at: AtWork) -> list[ImageRequest]:
-        """Those that draw and take a denoise step in this pass."""
+        """Return the drawing requests that take a denoise step in this pass."""
         return at.drawing
 
     def through(self, at: AtWork) -> list[ImageRequest]:
-        """Those that have drawn and are decoded now."""
-        # A picture is decoded when no branches stand; see `footprint.Needs`.
+        """Return the requests that have been drawn and are decoded now."""
+        # A picture is decoded when no branches exist; see `footprint.Needs`.
         return at.drawing if all(work.drawing.is_done for work in at.drawing) else []
 
     def _is_due(self, at: AtWork) -> bool:
@@ -148,8 +152,10 @@ class WholeBatches:
 
 
 class Served:
-    """Jobs of a server, from a queue that is waited for where nothing is at work. An item is the
-    ticket of one that has not begun; the methods answer what those of `WholeBatches` do.
+    """Jobs of a server, from a queue; waits for the queue if nothing is at work.
+
+    An item is the ticket of a job that has not begun. The methods have the same meaning as those of
+    `WholeBatches`.
     """
 
     def __init__(
@@ -159,18 +165,19 @@ class Served:
         new_clock: Callable[[float], PhaseClock],
         config: BatchConfig,
     ) -> None:
-        """`stages`: of nobody's scope. `new_clock`: one that begins at a time. `config` says how
-        many decode steps come between two denoise steps, and how seldom batches move while an
-        online job is at work.
+        """`stages`: stages without a scope. `new_clock`: makes a clock that begins at a given time.
+
+        `config` sets the number of decode steps between two denoise steps, and how rarely batch
+        jobs advance while an online job is at work.
         """
         self.stages = stages
         self._queue, self._new_clock, self._config = queue, new_clock, config
-        # Taken from the queue and not begun, by `is_online`.
+        # Tickets taken from the queue but not begun, by `is_online`.
         self._waiting: dict[bool, deque[Ticket]] = {True: deque(), False: deque()}
         self._passes = 0
-        # A batch's job has begun in this pass beside online ones.
+        # True if a batch job has begun in this pass while online jobs were at work.
         self._has_begun = False
-        # Where the kinds compete for every place: online jobs have one, and then batches.
+        # If both kinds compete for every place, they alternate: an online job, then a batch.
         self._is_batch_next = False
 
     @property
@@ -189,7 +196,7 @@ class Served:
         return _text_of(_job(item), self.stages.within(item.scope))
 
     def is_repeated(self, text: Hashable | None) -> bool:
-        return text is not None  # nobody knows who comes
+        return text is not None  # future jobs are unknown
 
     def take(self, at: AtWork) -> ImageRequest | Ticket | None:
         self._look_at_queue(at)
@@ -225,8 +232,10 @@ class Served:
         return self._config.tokens_between_steps if at.drawing else 1
 
     def writing(self, at: AtWork) -> list[ImageRequest]:
-        """Online ones while there is a place for one more to draw: until then rows gather, from
-        which a decode step gains.
+        """Return the requests that take the next decode step.
+
+        Online jobs write only while there is a place for one more to draw. Until then rows
+        accumulate, which makes each decode step more efficient.
         """
         can_draw = len(at.drawing) + sum(map(_is_online, at.ready)) < at.most.drawing
         can_batch = self._batch_moves(at) and not any(map(_is_batch, at.drawing))
@@ -236,24 +245,28 @@ class Served:
         batch, online = list[ImageRequest](), [*filter(_is_online, at.ready)]
         if not any(map(_is_batch, at.drawing)) and self._is_batch_due(at):
             batch = _alike([*filter(_is_batch, at.ready)], self._most_of_batch(at).drawing)
-        # One of a batch comes before all: online jobs would fill every place.
+        # One batch job goes first; otherwise online jobs would fill every place.
         return [*batch[:1], *online, *batch[1:]][: max(0, at.most.drawing - len(at.drawing))]
 
     def stepping(self, at: AtWork) -> list[ImageRequest]:
         return at.drawing if self._batch_moves(at) else [*filter(_is_online, at.drawing)]
 
     def through(self, at: AtWork) -> list[ImageRequest]:
-        """One of a batch at a time: an online job that comes waits for no more."""
+        """Return the requests that are decoded now.
+
+        At most one of them is a batch job, so that an arriving online job waits for one decode at
+        most.
+        """
         done = [work for work in at.drawing if work.drawing.is_done]
         batch = [*filter(_is_batch, done)] if self._batch_moves(at) else []
         return [*filter(_is_online, done), *batch[:1]]
 
     def _batch_moves(self, at: AtWork) -> bool:
-        """True if jobs of batches begin, write, step and are decoded in this pass."""
+        """True if batch jobs begin, write, step and are decoded in this pass."""
         return self._passes % self._config.background_pass == 0 or not any(map(_is_online, at))
 
     def _can_batch_begin(self, at: AtWork) -> bool:
-        """As `WholeBatches.take`, of the batches' jobs alone."""
+        """True if `WholeBatches.take` would begin a job, counting batch jobs alone."""
         if self._has_begun or not self._batch_moves(at) or any(map(_is_batch, at.drawing)):
             return False
         most = self._most_of_batch(at)
@@ -270,7 +283,11 @@ class Served:
         return ready >= self._most_of_batch(at).drawing or not can_fill
 
     def _has_room(self, at: AtWork) -> bool:
-        """As many are alive as `WholeBatches` has while a batch draws and others wait."""
+        """True if another job may begin.
+
+        The limit is the number of requests that `WholeBatches` has while a batch draws and others
+        wait.
+        """
         alive = len(at.thinking) + len(at.ready) + len(at.drawing)
         has_places = alive < sum(at.most) - 1 and len(at.thinking) < at.most.thinking
         return has_places and not (at.is_full or at.undecoded)
@@ -279,7 +296,7 @@ class Served:
         return Together(*(most - min(ONLINE_PLACES, most // _ONLINE_PART) for most in at.most))
 
     def _look_at_queue(self, at: AtWork) -> None:
-        """Have one of each kind here, if any waits; wait for one if nothing is at work."""
+        """Take one waiting ticket of each kind; wait for a ticket if nothing is at work."""
         if not (any(at) or any(self._waiting.values())):
             for ticket in self._queue.take(1, wait=True):
                 self._waiting[ticket.is_online].append(ticket)
@@ -288,7 +305,7 @@ class Served:
                 waiting += self._queue.take(1, wait=False, is_online=is_online)
 
 
-# What a batch asks who joins, and who moves in a pass.
+# The policy that decides which jobs join a batch and which advance in a pass.
 Admission = WholeBatches | Served
 
 
@@ -298,7 +315,7 @@ def _text_of(job: ImageJob, stages: ImageStages) -> Hashable | None:
 
 
 def _alike(ready: Sequence[ImageRequest], most: int) -> list[ImageRequest]:
-    """Those that can draw together with the one that has waited longest."""
+    """Return the requests that can draw together with the one that has waited longest."""
     bucket = ready[0].canvas.bucket if ready else None
     return [work for work in ready if work.canvas.bucket == bucket][:most]
 

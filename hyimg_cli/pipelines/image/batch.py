@@ -1,15 +1,17 @@
-"""Continuous batching: jobs of one model, of which some think while others draw.
+"""Continuous batching of one model's jobs: some think while others draw.
 
     waiting ─ prefill ─▶ thinking ─ a token each ─▶ ready ─▶ drawing ─ a step each ─▶ decoded
               (joins as soon as a row is free)   (leaves when its text ends)
     K/V                  context                    context  branches
 
-As many think as one size says and as many draw as another: a decode step gains from every row, a
-denoise step is full with few pictures, and branches take more memory than contexts. Who comes when,
-and what goes on in a pass of the loop, is an `Admission`'s to say. A job that fails leaves the
-batch; the others go on as if it had never been there. What is tried before it is lost, and in which
-order, is `out_of_memory`'s to say. Of jobs that would write the same text one thinks, and the
-others wait for it, each in turn where it fails.
+The numbers of jobs that think and that draw are limited separately. Every additional row makes a
+decode step more efficient, a few pictures already fill a denoise step, and branches take more
+memory than contexts. An `Admission` decides which jobs come when, and what happens in each pass of
+the loop.
+
+A job that fails leaves the batch, and the others continue as if it had never been in it.
+`out_of_memory` decides which remedies are tried before a job is lost. If several jobs would write
+the same text, one of them thinks and the others wait for it. If it fails, the next one takes over.
 """
 
 from collections import deque
@@ -32,38 +34,38 @@ from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
 Told = JobStarted | Progress | ImageRequest | Lost[ImageJob] | Dropped
-# Each with the request that it tells of.
+# Events, each with the request that it belongs to.
 Events = Iterator[tuple[ImageRequest, Told]]
 
 
 class ContinuousBatch:
-    """Jobs on their way, of which so many think and so many draw `together`."""
+    """Requests at work, with limits on how many think and how many draw `together`."""
 
     def __init__(
         self, admission: Admission, together: Together, *, read_lag: int | None = None
     ) -> None:
-        """`read_lag`: see `DecodeLoop`; by default what suits the model's device."""
+        """`read_lag`: see `DecodeLoop`; chosen for the model's device by default."""
         self._admission, stages = admission, admission.stages
         self._model = stages.model
         self.memory = MemoryPolicy(
             stages.prefixes.release, "the prefixes kept for other jobs", together
         )
         self._at = AtWork(self.memory)
-        # By text that is being written, those that wait for it.
+        # By text that is being written: the items that wait for it.
         self._awaited: dict[Hashable, list[Any]] = {}
         if read_lag is None:
-            # A GPU works on while the host reads; on a CPU ids are there when the step is done.
+            # A GPU works on while the host reads. On a CPU, ids are known when the step is done.
             read_lag = int(any(device.type == "cuda" for device in stages.model.layer_devices))
         self._loop = DecodeLoop(stages.model, lag=read_lag)
 
     def run(self) -> Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]:
-        """Every job's way, in as few forwards as the batch sizes allow."""
+        """Yield the events of every job, in as few forwards as the batch sizes allow."""
         for _, told in self.events():
-            if not isinstance(told, Dropped):  # who is told of no ticket drops none
+            if not isinstance(told, Dropped):  # a caller without tickets cannot drop one
                 yield told
 
     def events(self) -> Events:
-        """The same, with the request that each event is of."""
+        """Yield the events, each with its request."""
         at, admission = self._at, self._admission
         while any(at) or admission.can_come:
             yield from self._drop(admission.next_pass(at))
@@ -78,20 +80,20 @@ class ContinuousBatch:
                 yield from self.memory.attempt([last], self._decode, self._lose)
 
     def _drop(self, unwanted: Sequence[ImageRequest]) -> Events:
-        """Requests leave, wherever they are, and give back what they hold."""
+        """Remove requests at any stage, and free what they hold."""
         if any(work.decoding in self._at.thinking for work in unwanted):
             yield from self._heed(self._loop.settle())
         for work in unwanted:
-            if work in [*self._at]:  # one whose last token could not be read is lost already
+            if work in [*self._at]:  # a request whose last token could not be read is lost already
                 self._remove(work)
                 work.clock.enter("queue")
                 yield work, Dropped(work.job.custom_id)
 
     def _admit(self) -> Events:
-        """Those that wait take the free rows."""
+        """Give the free rows to waiting jobs."""
         at = self._at
         at.is_full = at.is_full and at.holds_memory
-        admission: Any = self._admission  # each has items of its own kind
+        admission: Any = self._admission  # each admission has its own kind of item
         while (item := admission.take(at)) is not None:
             if isinstance(item, ImageRequest):
                 work = item
@@ -123,14 +125,17 @@ class ContinuousBatch:
             self.memory.limit("thinking", len(self._at.thinking))
 
     def _preempt(self, work: ImageRequest, lacking: str) -> None:
-        """It begins anew when some have drawn, and writes the same text: its draws are its own."""
+        """Start a request again after others have drawn.
+
+        It writes the same text as before, because its random numbers are its own.
+        """
         self.memory.put_off(work, lacking)
         self._at.preempted.appendleft(work.anew())
         self._remove(work)
         self._at.is_full = True
 
     def _decode_text(self) -> Events:
-        """A token for every job that thinks; those whose text has ended leave."""
+        """Write a token for every thinking job; jobs whose text has ended leave."""
         at = self._at
         thinking, size = self._admission.writing(at), at.most.thinking
         for first in range(0, len(thinking), size):
@@ -155,7 +160,7 @@ class ContinuousBatch:
             raise tried.error
 
     def _heed(self, read: Read) -> Events:
-        """Tell of the tokens that were read, and of what could not be."""
+        """Yield the progress of texts whose tokens were read; lose jobs that failed."""
         for decoding, work in list(self._at.thinking.items()):
             if error := read.get(decoding):
                 yield from self._lose(work, error)
@@ -174,11 +179,11 @@ class ContinuousBatch:
             yield work, work
 
     def _join(self, batch: deque[ImageRequest]) -> Events:
-        """Branches for as many of `batch` as there is memory for; the others wait on."""
+        """Build branches for as many of `batch` as fit into memory; the others keep waiting."""
         at, joined = self._at, list[ImageRequest]()
         at.ready = deque(work for work in at.ready if work not in batch)
         while batch:
-            # Each leaves the batch: nothing holds a context whose branches stand.
+            # Each request leaves the deque here: no context is held once its branches exist.
             work = batch.popleft()
             with Attempt() as tried:
                 work.stages.build_branches(work)
@@ -187,7 +192,7 @@ class ContinuousBatch:
                 at.drawing.append(work)
             if tried.error is None:
                 continue
-            # What waits to draw may give its context back, or else what thinks.
+            # A job that waits to draw may free its context; otherwise a thinking job may.
             others, can_wait = batch or at.ready, bool(batch or at.ready or at.thinking)
             match self.memory.remedy(tried.error, [work], company=at.drawing, can_wait=can_wait):
                 case Remedy.SPLIT:
@@ -208,7 +213,7 @@ class ContinuousBatch:
             yield work, Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
 
     def _denoise(self) -> Events:
-        """A step of every picture that goes on in this pass; those of one size take it together."""
+        """Take a step of each picture that advances in this pass, grouped by size."""
         at = self._at
         stepping = self._admission.stepping(at)
         left = [work for work in at.drawing if not work.drawing.is_done]
@@ -223,7 +228,7 @@ class ContinuousBatch:
                 yield from self.memory.attempt(now, self._denoise_step, self._lose)
 
     def _denoise_step(self, *batch: ImageRequest) -> Events:
-        # Where a batch has failed some may have taken the step already.
+        # If a batch failed, some pictures may have taken the step already.
         left = {one.drawing: one for one in batch if one.drawing.done == one.denoise_steps}
 
         def velocities(drawings: Sequence[Drawing]) -> list[Tensor]:
@@ -248,7 +253,7 @@ class ContinuousBatch:
             yield work, Progress(work.job.custom_id, "denoise", done, count)
 
     def _leave(self, through: Sequence[ImageRequest]) -> Events:
-        """Pictures that have drawn are decoded, or wait with that for memory."""
+        """Decode the pictures that have been drawn, or let them wait for memory."""
         at = self._at
         at.drawing = [work for work in at.drawing if work not in through]
         at.is_full = at.is_full and not through
@@ -276,6 +281,6 @@ class ContinuousBatch:
         work.release()
 
     def _wake(self, writer: ImageRequest) -> None:
-        """Those that waited for a request's text are next."""
+        """Put the items that waited for a request's text at the front of the line."""
         waited = self._awaited.pop(writer.text_key, [])
         self._admission.put_back(waited)

@@ -2,15 +2,16 @@
 
     AR stage's context   s0 s1 .. [image] .. text .. tag        fed, committed
     positive branch      \\_______ forked ________/ rest computed
-    negative branch      \\__ forked __/ <cfg> .. computed      (shares the system prompt and
-    images)
+    negative branch      \\__ forked __/ <cfg> .. computed      (shares the system prompt
+                                                                and images)
 
-Where a model lends prefixes, a branch all of whose prefix another one has lies in its memory. Where
-branches have ranks of their own each is started there, from the context, which all ranks have, or
-from the tree's part for that branch, and the prefills are one forward. A fork takes the rows up to
-the first id that differs; reuse is exact because a token's K/V do not depend on later tokens.
-Without an AR stage, the tree of other jobs' prefixes is used instead. Recomputing starts every
-branch from an empty buffer.
+If a model lends prefixes, a branch whose whole prefix is part of another branch uses that branch's
+memory. If branches have ranks of their own, each one is started there, either from the context,
+which all ranks have, or from that branch's part of the tree. Their prefills are one forward.
+
+A fork takes the rows up to the first id that differs. Reuse is exact because a token's K/V do not
+depend on later tokens. Without an AR stage, the tree of other jobs' prefixes is used instead.
+Recomputing starts every branch from an empty buffer.
 """
 
 from collections.abc import Sequence
@@ -30,23 +31,24 @@ from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
 
 
 class Prefixes:
-    """Prefixes shared between jobs: one model's part of the KV tree. With a budget of zero nothing
-    is ever shared.
+    """Prefixes shared between jobs: one model's part of the KV tree.
+
+    With a budget of zero nothing is shared.
     """
 
     def __init__(self, tree: KVTree[Slice], scope: str) -> None:
         self._tree, self._scope = tree, scope
 
     def within(self, scope: object) -> "Prefixes":
-        """Return those of one guidance branch, or of one caller's scope: no other finds them."""
+        """Return the prefixes of one guidance branch or caller's scope, visible only in it."""
         return Prefixes(self._tree, f"{self._scope} of {scope!r}")
 
     def held(self, segments: Sequence[Segment]) -> int:
-        """How many leading tokens of the segments are held."""
+        """Return the number of leading tokens of the segments that are held."""
         return self._tree.match(self._scope, segments).length
 
     def start(self, segments: Sequence[Segment], buffer: Buffer) -> int:
-        """Fill the empty `buffer` with the longest prefix that is held; its length in tokens."""
+        """Fill the empty `buffer` with the longest held prefix; return its length in tokens."""
         assert buffer.length == 0, "a prefix stands at the front"
         match = self._tree.match(self._scope, segments)
         with self._tree.pinned(match) as prefix:
@@ -55,11 +57,11 @@ class Prefixes:
         return buffer.length
 
     def keep(self, segments: Sequence[Segment], buffer: Buffer) -> None:
-        """Hold the segments' K/V, copied from the buffer they were computed in."""
+        """Hold the segments' K/V, copied from the buffer in which they were computed."""
         self._tree.insert(self._scope, segments, buffer.cut)
 
     def release(self) -> None:
-        """Hold nothing any more: memory is short. Later jobs compute their prefixes again."""
+        """Drop everything to free memory; later jobs compute their prefixes again."""
         self._tree.clear()
 
 
@@ -72,7 +74,7 @@ class PrefixSource:
     is_ar_stage: bool
 
     def shared_with(self, ids: Sequence[int], limit: int) -> int:
-        """Leading tokens in common, within what is committed and `limit`."""
+        """Return the number of leading tokens in common, at most `limit` and what is committed."""
         most = min(len(self.ids), len(ids), self.buffer.length, limit)
         pairs = zip(self.ids[:most], ids, strict=False)
         return next((index for index, (a, b) in enumerate(pairs) if a != b), most)
@@ -80,8 +82,10 @@ class PrefixSource:
 
 @dataclass(frozen=True)
 class _Started:
-    """A branch with the longest prefix there is, of which so many tokens came from the AR stage and
-    from elsewhere; `prefixes`: where its own may be kept.
+    """A branch that starts with the longest existing prefix.
+
+    `reused`: tokens from the AR stage; `shared`: tokens from elsewhere; `prefixes`: where the
+    branch's own prefix may be kept.
     """
 
     own: BranchSequence
@@ -93,8 +97,9 @@ class _Started:
 
 @dataclass
 class BranchBuilder:
-    """Builds one job's branches; each finished one may give its prefix to the next. `prefixes`
-    None: nothing is taken over from anywhere (recompute).
+    """Builds one job's branches; each finished branch may give its prefix to the next.
+
+    With `prefixes` None nothing is reused (recompute).
     """
 
     model: DecoderModel
@@ -105,10 +110,10 @@ class BranchBuilder:
     _known: list[PrefixSource] = field(default_factory=list)
 
     def build(self, context: Context) -> tuple[tuple[Any, ...], tuple[BranchTokens, ...]]:
-        """The branches, the conditional one first, their prefixes complete up to the live rows;
-        and what each was built from.
+        """Return the branches, the conditional one first, and what each was built from.
 
-        Branches with equal ids are one: guidance between equals changes nothing.
+        The prefixes of the branches are complete up to the live rows. Branches with equal ids are
+        built once, because guidance between equal branches changes nothing.
         """
         if self.prefixes is not None and context.buffer is not None:
             self._known.append(PrefixSource(context.ids, context.buffer, is_ar_stage=True))
@@ -120,7 +125,7 @@ class BranchBuilder:
         return tuple(branch for branch, _ in built), tuple(tokens for _, tokens in built)
 
     def _apart(self, sequences: Sequence[BranchSequence]) -> list[tuple[Any, BranchTokens]]:
-        """Branches on ranks of their own."""
+        """Build branches on ranks of their own."""
         self.clock.enter("kv_handoff")
         started = []
         for number, own in enumerate(sequences):
@@ -140,9 +145,11 @@ class BranchBuilder:
         return [self._done(one, rows) for one, rows in zip(started, lacking, strict=True)]
 
     def _withdrawn(self, started: Sequence[_Started], lacking: Sequence[int]) -> bool:
-        """Take branches back to what they share with the first, where that ends within a text; True
-        if there were such. One process, where it reuses, computes what is behind it as another run:
-        on a CPU its bits are promised, elsewhere they depend on the batch.
+        """Cut branches back to what they share with the first one, if that ends within a text.
+
+        Return True if any branch was cut. A single process that reuses rows computes the remaining
+        rows as a separate run. On a CPU the bits must match those of a single process; on other
+        devices they depend on the batch anyway.
         """
         first = PrefixSource(started[0].own.ids, started[0].buffer, is_ar_stage=False)
         is_any = False
@@ -179,7 +186,7 @@ class BranchBuilder:
     def _started(
         self, own: BranchSequence, prefixes: Prefixes | None, empty: Buffer | None = None
     ) -> _Started:
-        """A buffer with the longest prefix there is, in `empty` where that is given."""
+        """Return a buffer with the longest existing prefix, using `empty` if given."""
         lengths = [source.shared_with(own.ids, own.live_start) for source in self._known]
         longest = max(lengths, default=0)
         if prefixes is not None:
@@ -190,7 +197,7 @@ class BranchBuilder:
         source = self._known[lengths.index(longest)] if longest else None
         reused = longest if source and source.is_ar_stage else 0
         for other, length in zip(self._known, lengths, strict=True):
-            # A place in the memory of a branch whose prefix begins with the whole of this one's.
+            # Use the memory of a branch whose prefix begins with this branch's whole prefix.
             has_room = other.buffer.capacity >= own.live_stop and not other.is_ar_stage
             if self.model.lends_prefixes and has_room and length == own.live_start:
                 lent = other.buffer.lend(length)
@@ -201,7 +208,7 @@ class BranchBuilder:
         return _Started(own, buffer, reused, longest - reused, prefixes)
 
     def _shareable(self, own: BranchSequence) -> list[Any]:
-        """The prefix but its last token, as segments."""
+        """Return the prefix without its last token, as segments."""
         stop = own.live_start - 1
         return self.model.segments(own.layout, own.ids, self.sources, stop)
 
@@ -209,9 +216,10 @@ class BranchBuilder:
 def reuse_of(
     tokens: tuple[BranchTokens, ...], context: Context, *, of_text: ReuseReport, reuse: ReuseConfig
 ) -> ReuseReport:
-    """Reuse by the diffusion stage, in counted rows; `of_text`: the same for the AR stage alone.
+    """Return the reuse by the diffusion stage, in counted rows.
 
-    Raises ReuseError where reuse is required and the status is not `hit`.
+    `of_text`: the report of the AR stage alone. Raises ReuseError if reuse is required and the
+    status is not `hit`.
     """
     status: ReuseStatus = "hit"
     reason, reused, fed = "", tokens[0].reused, len(context.ids)

@@ -1,4 +1,4 @@
-"""Pictures at work: a model, the tree of shared prefixes and the encoded source images."""
+"""The image pipeline: a model, the tree of shared prefixes and encoded source images."""
 
 import logging
 import time
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadModel(Protocol):
-    """How a session comes by an image model."""
+    """Loads an image model for a session."""
 
     def __call__(self, choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel: ...
 
@@ -54,7 +54,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     """Draws pictures, one model at a time."""
 
     def __init__(self, config: RunConfig, load: LoadModel | None = None) -> None:
-        """`load` is asked for every model; by default `registry.load`."""
+        """`load` loads every model; `registry.load` by default."""
         super().__init__(config)
         self._load = load
         self._sources, self._trips = EncodedSources(config.cache), RoundTrips()
@@ -63,7 +63,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         )
         self._texts = Texts()
         self._together = Together(1, 1)
-        # By size class, where memory was too small for more: what was too much is not tried again.
+        # Limits by size class, found when memory was too small; they are not exceeded again.
         self._limits: dict[str, Together] = {}
         self._size_class = ""
         self._counted: dict[str, dict[str, int]] = {}
@@ -75,7 +75,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             return
         self.release()
         started = time.perf_counter()
-        # Judging whether the model fits measures its jobs' texts: that counts too.
+        # The check whether the model fits also measures its jobs' texts, which counts too.
         before = registry.sequences(model, self._config.model.revision).memo_counts()
         cache = self._config.cache if self._config.cache.keeps_weights else None
         choice = replace(self._config.model, model=model, weights_cache=cache)
@@ -86,7 +86,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         if choice.offloads_experts:
             room = spare_bytes(jobs, self._config, available_memory(self._config))
             choice = replace(choice, expert_room=room)
-        # What the session is handed has its room already.
+        # A `load` that was passed in has reserved its memory already.
         is_handed = load is self._load
         with nullcontext() if is_handed else memory_guard(choice.model, jobs, self._config):
             loaded = load(choice, is_batch_invariant=self._config.batch.is_invariant)
@@ -110,7 +110,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         with ExitStack() as pools:
             encoder, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
             for pool in (encoder, reader):
-                # What it has not begun when the group ends is not begun any more.
+                # Cancel work that has not begun when the group ends.
                 pools.callback(pool.shutdown, cancel_futures=True)
             kinds = {job.infer_align_image_size for job in jobs if job.images}
 
@@ -118,7 +118,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 shown = image.stretched() if kinds == {True} else image
                 encoder.submit(self._sources.prefetch, shown)
 
-            # An image is encoded in one form before it is asked for: the one all jobs ask for.
+            # Images are encoded ahead only if all jobs need them in the same form.
             is_ahead = len(kinds) == 1 and prefetches_sources(self._config)
             source_images = SourcePrefetch(
                 reader,
@@ -179,7 +179,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             "cot_text": text.text if has_written else job.cot_text,
             "cot_token_ids": text.ids if has_written else job.cot_token_ids,
             "cot_from": done.cot_from,
-            # A draft's, for the final that takes its text.
+            # For a draft, so that its final job can reuse the text.
             "written": done.cached.note if done.cached and keeps_note else None,
             "think_truncated": bool(text.cut),
             "ratio_index": done.canvas.bucket.token_index,
@@ -199,7 +199,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         self._limits.clear()
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
-        """Source images, and the model's own memos from when this pipeline loaded it."""
+        """Return counts for source images, and for the model's memos since it was loaded."""
         of_model = {
             kind: {name: count - self._counted[kind][name] for name, count in counts.items()}
             for kind, counts in self._resident().memo_counts().items()
@@ -210,7 +210,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         return peak_memory_mb(self._resident().layer_devices)
 
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
-        """Every job's sequence is counted to see how many fit together."""
+        """Count every job's sequence to find how many fit together."""
         model, held, config = self._resident(), self.tree.held_bytes, self._config
         if self._serves:
             most = config.batch.max_size + ONLINE_PLACES
@@ -221,8 +221,9 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         self._together = Together(*map(min, fitting, known))
 
     def _limit(self, most: Together) -> None:
-        """Have no more of this group's jobs, nor of later ones of its size, think or draw together
-        than memory was large enough for.
+        """Limit the jobs that think or draw together to the number that fitted into memory.
+
+        The limit applies to the rest of this group and to later groups of its size.
         """
         if most != self._together:
             self._together = self._limits[self._size_class] = most
@@ -230,7 +231,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
 
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
         stages = self._stages(_read_now)
-        # First: what is left of memory is the stand-ins' and the jobs'.
+        # Before the shapes: the stand-ins and the jobs use the memory that is left.
         graphs = stages.model.graphs
         rows = min(self._together.thinking, sum(job.writes_text for job in jobs))
         captured = graphs.prepare(rows) if graphs else 0

@@ -1,7 +1,7 @@
-"""Running the plan's shapes once before they count: kernels are chosen and memory is laid out.
+"""Run the plan's shapes once before the jobs, so that kernels and memory layout are ready.
 
-Stand-in jobs of the same shapes with blank pictures go through the same stages; nothing of them is
-kept. Every random draw in a job has a generator of its own, so no later draw is shifted.
+Stand-in jobs of the same shapes with blank pictures go through the same stages, and none of their
+results are kept. Every random draw in a job has its own generator, so no later draw is shifted.
 """
 
 from collections import defaultdict
@@ -25,16 +25,18 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 _STEPS = 2
 _WORDS = 2
-# Prompts of a GPU's stand-ins differ by so many tokens at least.
+# Prompt lengths of a GPU's stand-ins differ by at least this many tokens.
 _LENGTHS = 512
-# Whose sources and texts are measured: a shape that only others have waits for its first job.
+# Jobs whose sources and texts are measured. Shapes of other jobs are run by their first job.
 _MOST_JOBS = 4096
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Key of the shapes of a job's forwards by one model: the sizes that its sources are fitted to,
-    picture size, text, branches; `tokens` before the picture, rounded up, where they count.
+    """Key of the shapes of a job's forwards by one model.
+
+    It holds the sizes to which its sources are fitted, the picture size, text and branches.
+    `tokens`: the length before the picture, rounded up, where it matters.
     """
 
     sources: tuple[Size, ...]
@@ -45,11 +47,10 @@ class Shape:
 
 
 def shape_of(job: ImageJob, card: ModelCard, tokens: int = 0) -> Shape | None:
-    """The shape of a job with so many tokens; None where a source cannot be read, and the job will
-    fail.
+    """Return the shape of a job of this many tokens; None if a source cannot be read.
 
-    A model sees a source in the nearest of its sizes: photographs of any number of sizes have few
-    shapes.
+    Such a job will fail later. A model sees a source in the nearest of its sizes, so photographs of
+    many sizes have few shapes.
     """
     try:
         found = map(size_of, job.images)
@@ -69,14 +70,15 @@ def prewarm(
     tokens_of: Callable[[ImageJob], int] = lambda _: 0,
     learn: Callable[[Together], None] = lambda _: None,
 ) -> list[Shape]:
-    """Run every shape that is not in `warmed` yet, and add it; those that there were.
+    """Run every shape that is not in `warmed`, and add it; return the new shapes.
 
-    On a GPU one stand-in a shape: by one, kernels are compiled and libraries' plans made, and with
-    as many as will run together prewarming would take as long as they do. Its text has the length
-    of one of the jobs', of every range of lengths in turn: `tokens_of` counts them. On a CPU as
-    many as jobs of that shape will, up to the batch sizes: its libraries lay out memory by the
-    number of rows. Of very many jobs some are looked at, evenly. `learn` is told for how many there
-    was memory.
+    On a GPU one stand-in per shape is enough to compile kernels and make the libraries' plans; a
+    full batch would take as long as the jobs. There is one stand-in per range of text lengths, with
+    the length of its longest job, as `tokens_of` counts it.
+
+    On a CPU a shape has as many stand-ins as jobs will run together, because libraries lay out
+    memory by the number of rows. Of very many jobs only an even sample is examined. `learn` gets
+    the number of jobs that fitted into memory.
     """
     jobs = jobs[:: -(-len(jobs) // _MOST_JOBS) or 1]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
@@ -122,5 +124,5 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Toget
     run = ContinuousBatch(known, together)
     for event in run.run():
         if isinstance(event, Lost):
-            break  # the job itself will fail, and say why
+            break  # the job itself will fail and report the cause
     return run.memory.most

@@ -1,10 +1,11 @@
-"""Choosing tokens for many rows at once, on the model's device, each row by its own rules.
+"""Choose tokens for many rows at once on the model's device, each row by its own rules.
 
-A draw needs one uniform number, and every job has a row of them, made on the CPU from its own seed:
-a draw depends on that seed and on how many came before it, not on the batch or the machine.
+A draw needs one uniform number. Every job has a sequence of them, made on the CPU from its own
+seed. A draw therefore depends on that seed and on the number of earlier draws, not on the batch or
+the machine.
 """
 
-# Legend: V vocabulary (sorted by logit where it says so), R row (a job that writes)
+# Legend: V vocabulary (sorted by logit where noted), R row (a job that writes)
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,16 +14,16 @@ from torch import Tensor
 
 from hyimg_cli.kernels.transfer import to_device
 
-# A vocabulary of such sums is within 64 bits, and so small a part is none of a float32 sum.
+# Sums of this over a vocabulary fit in 64 bits, and one unit is too small to matter in float32.
 _WHOLE = 2**40
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How one row's next token is chosen.
+    """The rules for choosing one row's next token.
 
-    `top_k` 0 and `top_p` 1 leave nothing out, `temperature` 0 takes the best. `uniform` is in
-    [0, 1). `allowed`: the best of these ids is taken, whatever else is set.
+    `top_k` 0 and `top_p` 1 exclude nothing; `temperature` 0 takes the best token. `uniform` is in
+    [0, 1). `allowed`: take the best of these ids, whatever the other rules are.
     """
 
     temperature: float
@@ -44,10 +45,10 @@ def uniform_numbers(seed: int, count: int) -> list[float]:
 
 
 def choose(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Every row's token, int64 [R], on the logits' device; nothing is read on the host.
+    """Return every row's token, int64 [R], on the logits' device, without reading on the host.
 
-    Temperature, then top-k, then top-p, then one draw from what is left: the order and the meaning
-    of transformers' warpers. Masks `logits_RV` (float32) in place where a row is restricted.
+    Applies temperature, then top-k, then top-p, then one draw from the rest, in the order and with
+    the meaning of transformers' warpers. Masks `logits_RV` (float32) in place for restricted rows.
     """
     for row, draw in enumerate(draws):
         if draw.allowed is not None:
@@ -62,14 +63,15 @@ def choose(logits_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _ranks(sorted_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """Each row's chosen place among its logits, which fall from left to right and are overwritten;
-    [R].
+    """Return the chosen rank in each row's sorted logits, [R].
+
+    The logits must be in descending order, and are overwritten.
     """
     temperature_R1, top_k_R1, top_p_R1, uniform_R1 = _settings(sorted_RV, draws)
     rank_V = torch.arange(sorted_RV.shape[1], device=sorted_RV.device)
     weight_RV = sorted_RV.sub_(sorted_RV[:, :1].clone()).div_(temperature_R1).exp_()
     weight_RV.masked_fill_(rank_V >= top_k_R1, 0)
-    # Running sums alone: one from the front does not depend on what is cut off behind it.
+    # Only running sums from the front, which do not depend on what is cut off after them.
     sum_RV = _running_sums(weight_RV)
     kept_RV = sum_RV - weight_RV < top_p_R1 * sum_RV[:, -1:]
     last_R1 = (kept_RV.sum(dim=-1, keepdim=True) - 1).clamp_min(0)
@@ -79,21 +81,21 @@ def _ranks(sorted_RV: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _running_sums(weight_RV: Tensor) -> Tensor:
-    """Sums of weights up to 1 from the front, [R, V].
+    """Return running sums from the front of weights of at most 1, [R, V].
 
-    On a GPU the order of a sum depends on the number of rows, and torch refuses one of floats under
-    `--deterministic`: there they are whole numbers, which have the same sum in any order.
+    On a GPU the order of a sum depends on the number of rows, and torch refuses float sums with
+    `--deterministic`. Integers are summed there instead, which gives the same result in any order.
     """
     return weight_RV.cumsum(dim=-1) if weight_RV.is_cpu else _whole_sums(weight_RV)
 
 
 def _whole_sums(weight_RV: Tensor) -> Tensor:
-    """Rounded once, to float32; of each weight less than a `_WHOLE`th is left out."""
+    """Return float32 sums, rounded once; parts of a weight below 1 / `_WHOLE` are dropped."""
     return (weight_RV * _WHOLE).long().cumsum_(dim=-1) / _WHOLE
 
 
 def _settings(logits_RV: Tensor, draws: Sequence[Draw]) -> Sequence[Tensor]:
-    """Temperature, top-k, top-p and uniform number of each row, [R, 1] each, in one transfer."""
+    """Return each row's temperature, top-k, top-p and uniform number, [R, 1], in one transfer."""
     words = logits_RV.shape[1]
     rows = [
         (1.0, 1.0, 1.0, 0.0)

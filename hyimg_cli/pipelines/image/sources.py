@@ -2,10 +2,10 @@
 
     reader thread    reads the next image ─▶ `prefetch`
     encoder thread                             └▶ encodes it while the model works
-    the run itself   `encode`: there already, or encoded now
+    the run itself   `encode`: already in memory, or encoded now
 
-One image is encoded at a time, whichever thread asks. An image that fails ahead of its turn is
-tried again in its turn, where it can only fail its own job.
+Only one thread encodes at a time. If prefetching an image fails, it is encoded again when its job
+asks for it, where it can fail only that job.
 """
 
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class EncodedSources:
-    """Encodes each source image once; what it encodes, later runs find on disk."""
+    """Encodes each source image once; later runs find the result on disk."""
 
     def __init__(self, cache: CacheConfig) -> None:
         self._model: DecoderModel | None = None
@@ -42,51 +42,51 @@ class EncodedSources:
         self._counts = {"memory_hits": 0, "disk_hits": 0, "misses": 0}
         self._making = Lock()
         self._stream: torch.cuda.Stream | None = None
-        # By key: seconds of what was prefetched and not asked for yet, and what the disk said.
+        # By key: seconds of a prefetch that has not been asked for yet, and warnings of the disk.
         self._prefetch_s: dict[str, float] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
 
     def use(self, model: DecoderModel, model_print: str) -> None:
-        """Encode by `model` from here on, whose checkpoint has the fingerprint `model_print`."""
+        """Encode with `model` from now on; `model_print` is its checkpoint's fingerprint."""
         self._model, self._print = model, model_print
         if self._stream is not None:
-            # Its weights may still be on their way in the stream that loads.
+            # Its weights may still be in transfer on the stream that loads them.
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
 
     def counts(self) -> dict[str, int]:
-        """How often an image was in memory, was on disk, had to be encoded."""
+        """Return how often an image was in memory, was on disk, or had to be encoded."""
         return dict(self._counts)
 
     def clear(self) -> None:
-        """Forget what is in memory, and the model."""
+        """Drop the model and everything in memory."""
         self._model = None
         self._memo.clear()
         self._prefetch_s.clear()
 
     def prefetch(self, image: SourceImage) -> None:
-        """Have an image encoded before it is asked for: in the calling thread, on a GPU on a stream
-        of its own.
-        """
+        """Encode an image ahead of its job, in this thread; on a GPU, on a separate stream."""
         try:
             with self._making:
                 if self._memo.find(key := self._key(image)) is None:
                     self._make(image, key, is_ahead=True)
         except Exception as error:
-            # Not lost: the job that asks for the image tries again, and fails for its own reason.
+            # Nothing is lost: the job that needs the image tries again, and reports any error.
             logger.info("prefetching %s failed: %r", image.digest, error)
 
     def encode(self, image: SourceImage, scope: str = "") -> tuple[Encoded, float]:
-        """An image's rows, and the seconds that another thread spent on them meanwhile. What was
-        encoded in one scope is not there in another, on disk neither.
+        """Return an image's rows, and the seconds another thread spent on them in parallel.
+
+        An image encoded in one scope is not found in another, not even on disk.
         """
         started, key = time.perf_counter(), self._key(image, scope)
         encoded, is_new = self._memo.find(key), False
         if encoded is None:
             with self._making:
-                # As the encoder thread has encoded it when it lets go, else encoded here.
+                # Either the encoder thread has encoded it before releasing the lock, or it is
+                # encoded here.
                 encoded = self._memo.find(key)
                 if is_new := encoded is None:
-                    self._prefetch_s.pop(key, None)  # prefetched, and evicted since
+                    self._prefetch_s.pop(key, None)  # prefetched, but evicted since
                     encoded = self._make(image, key, is_ahead=False)
         waited_s = time.perf_counter() - started
         prefetch_s, warnings = self._prefetch_s.pop(key, None), self._warnings.pop(key, ())
@@ -97,8 +97,9 @@ class EncodedSources:
         return told, max(0.0, (prefetch_s or 0.0) - waited_s)
 
     def stream_on(self, device: torch.device) -> torch.cuda.Stream:
-        """The stream of a GPU on which images are prefetched: one for good, since memory that a
-        stream let go of is kept for that stream.
+        """Return the stream of a GPU on which images are prefetched.
+
+        It is kept, because memory freed on a stream is reserved for that stream.
         """
         if self._stream is None or self._stream.device != device:
             self._stream = torch.cuda.Stream(device)
@@ -111,14 +112,14 @@ class EncodedSources:
         return self._model
 
     def _key(self, image: SourceImage, scope: str = "") -> str:
-        """The key of what the model in use makes of an image."""
+        """Return the cache key of an image encoded by the current model."""
         model, name = self._in_use, f"{image.digest} of {scope!r}" if scope else image.digest
         # A model spread over GPUs may keep a layer on the CPU; its encoders are on the GPUs.
         device = "cuda" if "cuda" in model.device_name else "cpu"
         return source_key(name, self._print, device=device, dtype=model.dtype_name)
 
     def _make(self, image: SourceImage, key: str, *, is_ahead: bool) -> Encoded:
-        """The rows from disk, else encoded and put there; kept in memory once they are whole."""
+        """Return rows from disk, or encode and store them; keep complete rows in memory."""
         started, model = time.perf_counter(), self._in_use
         stream = None
         if is_ahead and model.device_name.startswith("cuda"):
@@ -132,18 +133,18 @@ class EncodedSources:
                 unpack=lambda data: model.unpack_source(data, image.digest),
             )
         if stream is not None:
-            stream.synchronize()  # this thread waits; the model's own stream goes on
+            stream.synchronize()  # this thread waits; the model's own stream continues
         self._counts["disk_hits" if was_there else "misses"] += 1
         if warnings := self._store.take_notes():
             self._warnings[key] = warnings
         if is_ahead:
             self._prefetch_s[key] = time.perf_counter() - started
-        # Last: who finds it finds what was said of it.
+        # Last, so that a thread that finds the rows also finds their warnings.
         return self._memo.get(key, lambda: encoded)
 
 
 def _belongs_here(encoded: Encoded) -> None:
-    """Keep rows of another stream from being freed while this thread's stream works with them."""
+    """Keep rows from another stream alive while this thread's stream uses them."""
     for rows in vars(encoded.rows).values():
         if rows.is_cuda:
             rows.record_stream(torch.cuda.current_stream(rows.device))

@@ -1,10 +1,9 @@
-"""One picture from job to pixels, a stage a call.
+"""One picture from job to pixels, one call per stage.
 
     prefill ─▶ text decoded ─▶ end_text ─▶ build_branches ─▶ all denoise steps ─▶ decode
 
-An `ImageRequest` goes through them, and holds what they have made. `batch.py` runs decode steps and
-denoise steps for several jobs together. A stage raises JobError for what is wrong with its job
-alone.
+An `ImageRequest` goes through the stages and holds their results. `batch.py` runs decode steps and
+denoise steps for several jobs together. A stage raises JobError for a fault of its job alone.
 """
 
 import logging
@@ -39,21 +38,24 @@ from hyimg_cli.spec.job import ImageJob, Size
 logger = logging.getLogger(__name__)
 ReadSource = Callable[[str], tuple[SourceImage, float]]
 EncodeSource = Callable[..., tuple[Encoded, float]]
-# Of height / width, in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
+# Tolerance of height / width in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
 _SAME_RATIO = 0.01
 
 
 class ImageRequest(Request[ImageJob]):
-    """A picture on its way; what a stage makes is there from that stage on.
+    """A picture at work; each stage sets its fields.
 
-    `stages`: those of its scope. `ticket`: what a server knows it by. `text_key`: equal for those
-    that would write, or feed, the same. `decoding` is None where there is no text to write.
-    `computed`, `shared`: rows of the prompt that were computed, and that other jobs had left.
-    `prompt`: all but its last token, as others may share it. `cached`: the text, once it is whole;
-    where it had been written before, from the start, and its rows are in the context and count like
-    the prompt's. `reference`: what the picture will be compared with, where it is put back on its
-    source. `batch`: how many jobs were at work together at most, by stage. `latents_CYX` are those
-    behind its latest denoise step; without `pixels`, uint8 [H, W, 3], the job ends with its text.
+    `stages`: the stages of its scope. `ticket`: a server's ticket for it. `text_key`: equal for
+    requests that would write or feed the same text. `decoding`: None if there is no text to write.
+
+    `computed`, `shared`: rows of the prompt that were computed, and rows that other jobs had left.
+    `prompt`: all but its last token, as other jobs may share it. `cached`: the text once it is
+    complete. A text that was written before is set from the start; its rows are in the context and
+    count like the prompt's.
+
+    `reference`: the picture to compare with, if the result is put back on its source. `batch`: the
+    largest number of jobs at work together, by stage. `latents_CYX`: latents after the latest
+    denoise step. `pixels`: uint8 [H, W, 3]; None if the job ends with its text.
     """
 
     stages: "ImageStages"
@@ -80,25 +82,25 @@ class ImageRequest(Request[ImageJob]):
 
     @property
     def cot_from(self) -> str | None:
-        """The job whose text this is; None where it is its own."""
+        """The custom_id of the job that wrote this text; None if this job did."""
         if self.cached is None or self.cached.writer == self.job.custom_id:
             return None
         return self.cached.writer
 
     def anew(self) -> Self:
-        """The request from its start."""
+        """Return the request as it was at its start."""
         again = type(self)(**self.begun())
         again.stages, again.ticket = self.stages, self.ticket
         again.text_key = self.text_key
         return again
 
     def release(self) -> None:
-        """Give all K/V back, and what stands on them: the request ends, or begins anew."""
+        """Free all K/V and everything built on them; the request ends or begins again."""
         self.context, self.decoding = Context([], None, None), None
         self.branches, self.sources = (), []
 
     def release_context(self) -> None:
-        """Give the context's K/V and the sources' rows back: the branches stand."""
+        """Free the context's K/V and the sources' rows once the branches exist."""
         self.context.buffer = None
         self.sources = []
 
@@ -107,9 +109,9 @@ class ImageRequest(Request[ImageJob]):
 class ImageStages:
     """The stages of one picture, and the parts that all jobs of a group share.
 
-    Without `texts` each job writes its own; where nothing `draws` a job ends with its text.
-    `encode`: a source's rows in a scope. `trips`: of the sources that edits are put back on.
-    `scope`: texts, prefixes, trips and encoded sources are shared within it alone.
+    Without `texts` each job writes its own. With `draws` off a job ends with its text. `encode`:
+    returns a source's rows in a scope. `trips`: round trips of the sources on which edits are put
+    back. `scope`: texts, prefixes, trips and encoded sources are shared only within it.
     """
 
     model: DecoderModel
@@ -123,17 +125,18 @@ class ImageStages:
     scope: str = ""
 
     def within(self, scope: str) -> "ImageStages":
-        """The stages of a scope."""
+        """Return the stages of a scope."""
         encode = partial(self.encode, scope=scope)
         return replace(self, scope=scope, prefixes=self.prefixes.within(scope), encode=encode)
 
     def shared_text(self, job: ImageJob) -> TextIdentity | None:
-        """The identity of a text that others may have too; None where each job writes its own."""
+        """Return the identity of a text that jobs may share; None if each writes its own."""
         return None if self.texts is None else text_identity(job, self.model.card)
 
     def prefill(self, work: ImageRequest) -> None:
-        """Read and encode the sources, once for both stages; prefill the AR stage's prompt, and its
-        text where that is known.
+        """Read and encode the sources once for both stages, and prefill the AR stage's prompt.
+
+        A text that is known already is prefilled too.
         """
         job, clock, model = work.job, work.clock, self.model
         clock.enter("read")
@@ -171,8 +174,9 @@ class ImageStages:
         clock.enter("queue")
 
     def end_text(self, work: ImageRequest, *, is_repeated: bool) -> None:
-        """Lay out the sequence of the diffusion stage; nothing is computed for it yet. A text that
-        `is_repeated` is left to the jobs that would write or feed the same.
+        """Lay out the sequence of the diffusion stage, without computing anything for it.
+
+        A text that `is_repeated` is left for the jobs that would write or feed the same text.
         """
         model, decoding, written = self.model, work.decoding, work.cached
         if decoding is not None:
@@ -180,7 +184,7 @@ class ImageStages:
         if written is not None and is_repeated:
             self._share(work, written)
         if written is None:
-            # No decode step: what is left to decide follows from the prompt's own last logits.
+            # Without a decode step, the remaining choices follow from the prompt's own last logits.
             ending = () if work.context.buffer is None else model.ending(work.context)
             written = CachedText(GeneratedText(ending=ending), (), (), work.job.custom_id)
         work.text, work.canvas = written.text, model.canvas(work.job, work.sources, written.text)
@@ -202,9 +206,7 @@ class ImageStages:
         work.cached = written
 
     def build_branches(self, work: ImageRequest) -> None:
-        """Build the branches on the prefix that the AR stage left, and release that; draw the
-        noise.
-        """
+        """Build the branches on the AR stage's prefix, release its context, and draw the noise."""
         prefixes = self.prefixes if self.reuse.kv_reuse else None
         builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
         work.branches, tokens = builder.build(work.context)
@@ -226,7 +228,7 @@ class ImageStages:
         work.clock.enter("queue")
 
     def _reference(self, work: ImageRequest, images: Sequence[SourceImage]) -> np.ndarray | None:
-        """The kept source as the model would give it back, in the size that is drawn."""
+        """Return the kept source after the model's own round trip, in the size that is drawn."""
         job = work.job
         if job.outside is None or not self.draws or self.trips is None:
             return None
@@ -240,8 +242,9 @@ class ImageStages:
     def _replayed(
         self, job: ImageJob, sources: list[Encoded]
     ) -> tuple[ImageJob, CachedText] | None:
-        """The job as it wrote its given text, and that text; None where nothing was noted of it, or
-        it does not fit behind the prompt.
+        """Return the job as it was when it wrote its given text, and that text.
+
+        Return None if no record of the writing exists, or if it does not fit after the prompt.
         """
         replay = Replay.of(job)
         opening = None if replay is None else self.model.opening(replay.job, sources)
@@ -258,8 +261,10 @@ class ImageStages:
     def _context(
         self, job: ImageJob, sources: list[Encoded], cached: CachedText | None
     ) -> tuple[Context, list[Segment], int]:
-        """The AR stage's context; its prompt but the last token, to share; and how many of its
-        tokens other jobs had computed.
+        """Return the AR stage's context, the prompt to share, and the number of its shared tokens.
+
+        The prompt to share lacks its last token. Shared tokens are those that other jobs had
+        computed.
         """
         model, is_needed = self.model, self.draws or cached is None
         opening = model.opening(job, sources) if is_needed else None
@@ -267,7 +272,7 @@ class ImageStages:
             return Context([], None, None), [], 0
         ids, stop = opening.ids, len(opening.ids)
         buffer = model.new_buffer(opening.capacity)
-        # The last token is computed in any case: what follows is chosen from its hidden row.
+        # The last token is always computed: its hidden row is needed to choose the next token.
         segments = model.segments(opening.layout, ids, sources, stop - 1)
         behind = [] if cached is None else [TextSegment((ids[stop - 1], *cached.fed))]
         shared = self.prefixes.start([*segments, *behind], buffer)
@@ -276,8 +281,9 @@ class ImageStages:
             context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
             self.prefixes.keep(segments, buffer)
         if cached is not None:
-            # What the tree did not have of the text is computed again: on a CPU by its runs, which
-            # gives the same bits; elsewhere bits depend on the batch anyway.
+            # Tokens of the text that the tree lacks are computed again. On a CPU they are fed in
+            # the original runs, which gives the same bits; on other devices bits depend on the
+            # batch anyway.
             context.ids.extend(cached.fed)
             left = context.ids[buffer.length :]
             is_exact = buffer.length == stop and model.layer_devices[0].type == "cpu"
@@ -287,7 +293,7 @@ class ImageStages:
         return context, segments, shared
 
     def _share(self, work: ImageRequest, written: CachedText) -> None:
-        """Give a job's own text, and its K/V, to the jobs that would write or feed the same."""
+        """Leave a job's own text, and its K/V, for jobs that would write or feed the same text."""
         if written.writer != work.job.custom_id:
             return
         identity = self.shared_text(work.job)
@@ -304,22 +310,22 @@ class ImageStages:
 
 
 def encoded_by(model: DecoderModel, image: SourceImage) -> Encoded:
-    """Rows of an image, fitted as it asks."""
+    """Return the rows of an image, fitted as its `is_stretched` says."""
     encode = model.encode_stretched if image.is_stretched else model.encode_source
     return encode(image.pixels, image.digest)
 
 
 def _pixels(levels: Tensor) -> Pixels:
-    """Return levels in [0, 1] as uint8; raise OutputError for a picture that shows nothing."""
+    """Return levels in [0, 1] as uint8. Raises OutputError for a picture that shows nothing."""
     return confirm_visible((levels * 255).round().to(torch.uint8).numpy())
 
 
 def aligned(pixels: Pixels, bucket: Bucket, sources: Sequence[Size], card: ModelCard) -> Pixels:
-    """A picture in its source's shape: the last step of `infer_align_image_size`.
+    """Return a picture in its source's shape: the last step of `infer_align_image_size`.
 
     `pixels`, drawn in `bucket`, are resized to the shape of the first source that was fitted to
-    that bucket; the area is that of the model's square. As they are where no source was, or its
-    ratio is theirs.
+    that bucket, with the area of the model's square. They are returned unchanged if no source was
+    fitted to it, or if the ratios are the same.
     """
     drawn = bucket.size.height / bucket.size.width
     for size in sources:

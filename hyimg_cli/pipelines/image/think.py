@@ -1,15 +1,15 @@
 """The AR stage: text, token by token, for any number of jobs at once.
 
-    step k      feed what step k-1 chose ─▶ logits ─▶ choose ─▶ ids, on the device all the way
+    step k      feed the choice of step k-1 ─▶ logits ─▶ choose ─▶ ids, all on the device
     meanwhile   the ids of step k-1 reach the host, which checks them against the script
 
-On a GPU a step's ids are read once the next step is on its way. A text that turns out to have
-ended, or to go on with forced tokens, has then decoded one row too many: that row is taken back out
-of the buffer, its draw is drawn again, and it is counted apart. On a CPU ids are there at once and
-nothing is decoded in vain; ids and draws are the same either way.
+On a GPU a step's ids are read after the next step has been launched. If a text turns out to have
+ended, or to continue with forced tokens, one row too many was decoded. That row is removed from the
+buffer, its draw is made again, and it is counted separately. On a CPU ids are known at once and no
+row is wasted. Ids and draws are the same either way.
 
 A finished text is kept for jobs that would write the same one: one decode, n drawings. Its key is
-its job's inputs and the bytes of its sources. Its ids are kept here; its K/V are in the tree of
+its job's inputs and the bytes of its sources. Its ids are kept here. Its K/V are in the tree of
 prefixes, after its prompt's, as long as they fit.
 """
 
@@ -34,13 +34,13 @@ from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.spec.job import ImageJob
 
 _KEPT_BYTES = 64_000_000
-# Its scope, its job's inputs, the bytes of its sources.
+# The text's scope, its job's inputs, and the digests of its sources.
 Key = tuple[str, TextIdentity, tuple[str, ...]]
 
 
 @dataclass(eq=False)
 class ChosenToken:
-    """A token that is chosen on the device and not known here yet; `is_void`: nor wanted."""
+    """A token chosen on the device and not yet read; `is_void`: no longer wanted."""
 
     decoding: "DecodeRequest"
     ids_R: Tensor
@@ -55,13 +55,13 @@ class ChosenToken:
 
 
 class DecodeRequest:
-    """One job's text while it is decoded: what is chosen, what was fed, what may follow."""
+    """One job's text during decoding: the chosen tokens, the fed tokens, and what may follow."""
 
     def __init__(self, job: ImageJob, model: DecoderModel, context: Context) -> None:
         self.context = context
         self._name, self._prompt_stop = job.custom_id, len(context.ids)
         self.overdecoded = 0
-        # Tokens that entered the context together; of a text that is read late, one at a time.
+        # Groups of tokens fed together; one at a time if the text is read with a lag.
         self.runs: list[tuple[int, ...]] = []
         self.is_done = False
         self._script = model.script(job)
@@ -80,24 +80,26 @@ class DecodeRequest:
 
     @property
     def count(self) -> int:
-        """Tokens of the text that are known."""
+        """Number of tokens of the text that are known."""
         return len(self._written)
 
     @property
     def can_step(self) -> bool:
-        """True if another token can be chosen now; behind an unread one only a free choice may
-        stand, and only where the limit leaves room for it.
+        """True if another token can be chosen now.
+
+        After an unread token only a free choice is possible, and only if the limit leaves room for
+        it.
         """
         if self._choice is None:
             return not self.is_done
         return self._choice.is_free and len(self._written) + 1 < self._limit
 
     def unfed(self) -> list[int] | Tensor:
-        """Chosen tokens that the context does not have yet; on the device where it is not read."""
+        """Return chosen tokens that the context lacks; on the device if not yet read."""
         return self._unfed_ids() if self._choice is None else self._choice.id_1
 
     def fed(self) -> None:
-        """Note that the context has them now."""
+        """Record that these tokens have been fed."""
         if self._choice is None:
             run = self._unfed_ids()
             self.context.ids.extend(run)
@@ -106,16 +108,14 @@ class DecodeRequest:
             self._is_fed_ahead = True
 
     def draw(self) -> Draw:
-        """How the next token is to be chosen."""
+        """Return the rules for choosing the next token."""
         if self._is_free:
             text, uniform = self._text, self._uniform[self._drawn]
             return Draw(text.temperature, text.top_k, text.top_p, uniform)
         return Draw(0.0, 0, 1.0, allowed=self._allowed)
 
     def penalize(self, logits_V: Tensor) -> None:
-        """Change the logits of the next token by all that stands before it, prompt and tags
-        included, in place.
-        """
+        """Apply the repetition penalty for all earlier tokens to the next logits, in place."""
         if self._penalty == 1:
             return
         known = [*self.context.ids[: self._unwritten], *self._written]
@@ -125,13 +125,16 @@ class DecodeRequest:
         penalize(logits_V, ids_N, self._penalty)
 
     def chosen(self, ids_R: Tensor, row: int) -> ChosenToken:
-        """Note that the next token is chosen: it stands in `row` of the device's ids."""
+        """Record that the next token was chosen; its id is in `row` of `ids_R` on the device."""
         self._choice = ChosenToken(self, ids_R, row, self._is_free)
         self._drawn += self._is_free
         return self._choice
 
     def accept(self, choice: ChosenToken, id_: int) -> None:
-        """Write a token that is known now, and what must follow it; or end the text before it."""
+        """Append a token that has been read, and the tokens that must follow it.
+
+        Ends the text before this token if the script says so.
+        """
         if choice.is_free and (why := self._script.early_end(id_)):
             self._end(why, before=id_)
         else:
@@ -147,7 +150,7 @@ class DecodeRequest:
             self.context.ids.append(id_)
             self.runs.append((id_,))
             return
-        # Undo the row that was fed, and drop what was chosen behind it.
+        # Remove the row that was fed, and drop the choice made after it.
         self._withdraw()
         if not is_latest and self._choice is not None:
             self._choice.is_void = True
@@ -155,7 +158,7 @@ class DecodeRequest:
             self._drawn -= 1
 
     def written(self, model: DecoderModel) -> "CachedText":
-        """The finished text, what was decided behind it, and how its tokens were fed."""
+        """Return the finished text, the choices made after it, and how its tokens were fed."""
         ids = self._script.text_of(self._written)
         ending = tuple(self._written[len(ids) :])
         text = GeneratedText(tuple(ids), model.decode_text(ids), self._cut, ending)
@@ -164,14 +167,14 @@ class DecodeRequest:
 
     @property
     def _is_free(self) -> bool:
-        # Behind an unread choice the next one is free as well, or it will be taken back.
+        # After an unread choice the next one is free too, or it will be taken back.
         return self._choice is not None or self._allowed is None
 
     def _unfed_ids(self) -> list[int]:
         return self._written[len(self.context.ids) - self._unwritten :]
 
     def _go_on(self) -> None:
-        """Write whatever needs no choice, up to where one is needed or all is done."""
+        """Append all forced tokens, up to the next choice or the end."""
         while not self._script.is_done(self._written[-1]):
             is_full = len(self._written) >= self._limit
             if is_full and not self._cut and self._script.is_open(self._written):
@@ -185,18 +188,18 @@ class DecodeRequest:
         self.is_done = True
 
     def _withdraw(self) -> None:
-        """Take the rows back out of the buffer that are no part of the context."""
+        """Remove the buffer rows that are not part of the context."""
         buffer = self.context.buffer
         assert buffer is not None, "a job that writes has a context"
         self.overdecoded += buffer.length - len(self.context.ids)
         buffer.withdraw(len(self.context.ids))
 
     def _end(self, why: str, before: int | None = None) -> None:
-        """Close the text here, which lacks its closing tag."""
+        """Close the text here, although it lacks its closing tag."""
         self._cut = why
         self._written = self._script.forced_ending(self._written, before)
         self.is_done = self._script.is_done(self._written[-1])
-        # A tag that opened nothing is left out, and may have been fed.
+        # A tag that opened nothing is left out, but may have been fed.
         fed = self.context.ids[self._unwritten :]
         pairs = enumerate(zip(fed, self._written, strict=False))
         kept = next((n for n, (was, is_) in pairs if was != is_), min(len(fed), len(self._written)))
@@ -205,30 +208,30 @@ class DecodeRequest:
             self._withdraw()
 
 
-# The decodings whose latest token was read, and why one could not be read or written: that one
-# cannot go on.
+# The decodings whose latest token was read, each with the error if it could not be read or written.
+# A decoding with an error cannot continue.
 Read = dict[DecodeRequest, Exception | None]
 
 
 class DecodeLoop:
-    """Decode steps of many decodings: one forward, one choice each, one copy of all ids a step."""
+    """Runs steps of many decodings: per step one forward, one choice each, one copy of ids."""
 
     def __init__(self, model: DecoderModel, *, lag: int) -> None:
-        """`lag`: how many steps stay unread behind the newest: 0, or 1 to keep a device busy."""
+        """`lag`: number of launched steps that stay unread: 0, or 1 to keep a device busy."""
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
-        # A step's choices, and their ids on the way here.
+        # The choices of a step, and their ids on the way to the host.
         self._unread: deque[tuple[list[ChosenToken], Readback]] = deque()
 
     def step(self, decodings: Sequence[DecodeRequest]) -> Read:
-        """Launch a step of every decoding that can go on, then read the one before."""
+        """Launch a step of every decoding that can continue, then read the step before it."""
         going = [decoding for decoding in decodings if decoding.can_step]
         if going:
             self._launch(going)
         return self._read(keep=self._lag if going else 0)
 
     def settle(self) -> Read:
-        """Read whatever is on its way: no decoding has an unknown token then."""
+        """Read everything in transfer; afterwards no decoding has an unread token."""
         return self._read(keep=0)
 
     def _launch(self, decodings: list[DecodeRequest]) -> None:
@@ -258,7 +261,7 @@ class DecodeLoop:
             for choice in choices:
                 with Attempt() as tried:
                     choice.decoding.accept(choice, id_of[choice])
-                # One that failed stays failed, whatever was launched behind it.
+                # A decoding that failed stays failed, whatever was launched after it.
                 read[choice.decoding] = read.get(choice.decoding) or tried.error
         return read
 
@@ -267,8 +270,9 @@ class DecodeLoop:
 class CachedText:
     """A text, and `writer`, the job that wrote it.
 
-    `fed`: the ids that its context has behind the prompt. `runs`: how they entered the network,
-    with what was withdrawn at the end: fed so again, they give the same K/V to the bit.
+    `fed`: the ids in its context after the prompt. `runs`: the groups in which they were fed,
+    including ids that were withdrawn at the end. Feeding the same groups again gives the same K/V
+    to the bit.
     """
 
     text: GeneratedText
@@ -278,7 +282,7 @@ class CachedText:
 
     @property
     def note(self) -> dict[str, Any]:
-        """How the text's tokens entered the network, for `Replay`."""
+        """The record of how the text's tokens were fed, for `Replay`."""
         entered = [id_ for run in self.runs for id_ in run]
         return {
             "cut": self.text.cut,
@@ -289,20 +293,22 @@ class CachedText:
 
 
 class Texts(Memo[Key, CachedText]):
-    """The texts of one model, by inputs and sources of the jobs that write them; those that were
-    asked for longest ago go first.
+    """The texts of one model, by inputs and sources of the jobs that write them.
+
+    The least recently used texts are evicted first.
     """
 
     def __init__(self) -> None:
-        # Ids twice, as a text and as runs, and the text itself.
+        # The ids are stored twice, as a text and as runs, in addition to the text itself.
         super().__init__(_KEPT_BYTES, lambda known: 1024 + 128 * len(known.fed))
 
 
 def repeated_texts(texts: Iterable[Hashable | None]) -> set[int]:
-    """Hashes of the texts that several jobs of a group share; None stands for a text that no other
-    job can have.
+    """Return hashes of the texts that several jobs of a group share.
+
+    None represents a text that no other job can have.
     """
-    # Eight bytes each: of a million texts most are one job's alone.
+    # Eight bytes each: of a million texts, most belong to a single job.
     hashes = np.fromiter(map(hash, filter(None, texts)), np.int64)
     found, counts = np.unique(hashes, return_counts=True)
     return set(found[counts > 1].tolist())

@@ -1,3 +1,4 @@
-"""What videos and edited pictures have in common: conditions encoded once, latents denoised step
-by step and saved in between.
+"""Shared code for videos and edited pictures.
+
+Conditions are encoded once, then latents are denoised step by step and saved in between.
 """

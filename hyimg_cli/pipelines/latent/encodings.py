@@ -1,8 +1,7 @@
-"""Prompts and start pictures as a video model reads them: from memory, else from disk, else
-embedded now.
+"""Embeddings of prompts and pictures: from memory, else from disk, else computed now.
 
 The encoder decides the contents of a key, which never include seeds or steps. Embeddings are never
-modified: jobs share the same tensors.
+modified, because jobs share the same tensors.
 """
 
 import logging
@@ -28,15 +27,15 @@ _WHAT: dict[str, Embedded] = {
 
 
 class Encodings(Generic[Item]):
-    """Embeds each distinct item once, a string or a view of a picture; what it embeds, later runs
-    find on disk.
+    """Embeds each distinct item once; later runs find the result on disk.
 
-    Switched off, every job embeds its own, and the encoders stay where they are. `scope`: of the
-    jobs at work; what one scope has embedded is not found in another, on disk neither.
+    An item is a string or a view of a picture. With the cache off, every job embeds its own items,
+    and the encoders stay loaded. `scope`: the scope of the jobs at work. An item embedded in one
+    scope is not found in another, not even on disk.
     """
 
     def __init__(self, cache: CacheConfig, kind: str, *, is_on: bool = True) -> None:
-        """`kind`: of the disk cache."""
+        """`kind`: the kind of entry in the disk cache."""
         self._is_on, self._kind = is_on, kind
         self._what: Embedded = _WHAT.get(kind, "prompts")
         self._memo: Memo[str, PromptEmbedding] = Memo(
@@ -50,9 +49,9 @@ class Encodings(Generic[Item]):
     def ready(
         self, encoder: ConditionEncoder[Item], items: Iterable[Item]
     ) -> Iterator[Progress | PromptsReady]:
-        """Have each of `items` that was not ready before in memory, then let the encoders go.
+        """Embed all `items` that are not ready yet, then release the encoders.
 
-        One that cannot be embedded fails its own jobs later. Raises MachineError.
+        An item that cannot be embedded fails its own jobs later. Raises MachineError.
         """
         distinct = [one for one in dict.fromkeys(items) if (self.scope, one) not in self._ready]
         if not (distinct and self._is_on):
@@ -76,8 +75,9 @@ class Encodings(Generic[Item]):
     def of(
         self, encoder: ConditionEncoder[Item], item: Item, *, is_counted: bool = True
     ) -> PromptEmbedding:
-        """The embedding of an item, with what went wrong on the way to it; `is_counted`: for a job,
-        what else looks it up leaves no trace.
+        """Return an item's embedding, with any cache warnings.
+
+        `is_counted`: the look-up is for a job; other look-ups are not counted and take no warnings.
         """
         embedding, place = self._find(encoder, item)
         if place == "misses" and self._is_on:
@@ -89,16 +89,16 @@ class Encodings(Generic[Item]):
         return embedding
 
     def counts(self) -> dict[str, int]:
-        """How often a string was in memory for a job, was on disk, had to be embedded."""
+        """Return how often an item was in memory for a job, was on disk, or had to be embedded."""
         return dict(self._counts)
 
     def clear(self) -> None:
-        """Forget what is in memory."""
+        """Drop everything in memory."""
         self._memo.clear()
         self._ready.clear()
 
     def _find(self, encoder: ConditionEncoder[Item], item: Item) -> tuple[PromptEmbedding, str]:
-        """An embedding, and which count its place belongs to."""
+        """Return an embedding, and the name of the count for the place where it was found."""
         if not self._is_on:
             return encoder.encode(item), "misses"
         key = encoder.key(item)

@@ -1,10 +1,11 @@
-"""The latents of a job whose file is not on disk yet: after the last denoise step, and every few
-steps if that was asked for. A killed or failed job continues from them.
+"""Saved latents, from which a killed or failed job continues.
+
+Latents are saved after the last denoise step, and every few steps if configured.
 
     OUT/latents/<custom_id>.safetensors     a line with a checksum, then the tensors
 
 They are removed when the job's file and its line are on disk. Incomplete latents, or those of
-another job, are ignored: the job then starts at its first step.
+another job, are ignored, and the job then starts at its first step.
 """
 
 import json
@@ -27,9 +28,10 @@ _LATENTS, _STATE = "latents", "state."
 
 @dataclass(frozen=True)
 class Kept:
-    """Latents behind the first `step` of `steps` denoise steps, and what the denoiser remembers
-    there: nothing behind the last. `warnings` and `notes` are the inputs', for a job that is only
-    decoded.
+    """Latents after the first `step` of `steps` denoise steps, and the denoiser's state there.
+
+    After the last step it is only the state of the step cache. `warnings` and `notes` are about the
+    job's inputs, for a job that only needs decoding.
     """
 
     step: int
@@ -41,16 +43,16 @@ class Kept:
 
     @property
     def is_last(self) -> bool:
-        """True if nothing but the decode is left."""
+        """True if only the decode is left."""
         return self.step == self.steps
 
 
 @dataclass
 class LatentsCheckpoint:
-    """The place for one job's latents. `key` is the job's: latents of another key are not its own.
+    """The place for one job's latents; latents with a key other than `key` are ignored.
 
-    With `every` 0 only those behind the last step are kept; what is there is taken up in any case.
-    `notes` say what went wrong and where the job went on; `holds_last`: only the decode is left.
+    With `every` 0 only the latents after the last step are kept. Existing latents are always used.
+    `notes`: what went wrong, and where the job continued. `holds_last`: only the decode is left.
     """
 
     path: Path
@@ -60,13 +62,13 @@ class LatentsCheckpoint:
     holds_last: bool = False
 
     def is_due(self, step: int, steps: int) -> bool:
-        """True if the latents behind `step` steps are to be kept."""
+        """True if the latents after `step` steps must be kept."""
         return step == steps or (self.every > 0 and step % self.every == 0)
 
     def keep(self, kept: Kept) -> None:
-        """Replace what is kept. A disk that refuses costs the job nothing but a note and a warning.
+        """Replace the kept latents. A disk error only adds a note and logs a warning.
 
-        Latents that are not finite are not kept: every later attempt would fail by them.
+        Latents that are not finite are not kept, because every later attempt would fail on them.
         """
         tensors = {_LATENTS: kept.latents}
         tensors |= {_STATE + name: value for name, value in kept.state.items()}
@@ -86,13 +88,13 @@ class LatentsCheckpoint:
             text = f"the latents were not saved: {refusal.what}"
             if text not in self.notes:
                 self.notes.append(text)
-                # Told at once too: there may be time to make room before the decode ends.
+                # Logged at once too: the user may be able to free space before the decode ends.
                 logger.warning("%s: %s", self.path.stem, text)
         else:
             self.holds_last = kept.is_last
 
     def found(self) -> Kept | None:
-        """The latents that an earlier attempt at the job has kept, or None."""
+        """Return the latents kept by an earlier attempt at the job, or None."""
         kept, note = None, "ignored saved latents of another job or other settings"
         try:
             kept = self._read(bytes_of(self.path, LATENTS_BYTES))
@@ -112,7 +114,7 @@ class LatentsCheckpoint:
         return kept
 
     def _read(self, data: bytes) -> Kept | None:
-        """The latents that the bytes hold; None for another job's. Raises for damaged ones."""
+        """Return the latents in the bytes; None for another job's. Raises for damaged ones."""
         payload, facts = unseal(data)
         if facts["key"] != self.key:
             return None

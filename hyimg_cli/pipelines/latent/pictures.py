@@ -1,4 +1,4 @@
-"""Pictures by editors that denoise latents, one at a time."""
+"""Pictures from editing models that denoise latents, one at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EditRequest(LatentRequest[ImageJob]):
-    """A picture on its way. `branches`: rows of its prefixes. `reference`: what it will be compared
-    with, where it is put back on its source.
+    """A picture at work.
+
+    `branches`: token counts of its branches. `reference`: the picture to compare with, if the
+    result is put back on its source.
     """
 
     branches: Sequence[BranchTokens] = ()
@@ -68,7 +70,7 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         work.clock.enter("decode_latents")
         work.pixels = confirm_visible(model.decode_latents(job, work.latents))
         if job.outside is not None or job.encoding.format == "jpeg":
-            work.pixels = on_white(work.pixels)  # neither has an alpha of its own
+            work.pixels = on_white(work.pixels)  # neither keeps the alpha that was drawn
         if job.outside is not None:
             source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
             work.reference, note = self._trips.of(source, drawn, model.round_trip, self._scope)

@@ -1,9 +1,9 @@
-"""Pipelines of models that only denoise latents: what a group needs, then each job's stages.
-Latents kept by an earlier attempt replace the steps before them.
+"""Pipelines of models that only denoise latents: preparation, then each job's stages.
 
-A stage raises JobError for a fault of its job alone. No state is left after a job: each gets a new
-denoiser. Jobs that are denoised together (only if asked for, because it rounds differently) are
-encoded and decoded alone, with their own noise and conditions.
+Latents kept by an earlier attempt replace the steps before them. A stage raises JobError for a
+fault of its job alone. No state is left after a job: each gets a new denoiser. Jobs are denoised
+together only if configured, because this rounds differently. Such jobs are encoded and decoded
+alone, and have their own noise and conditions.
 """
 
 import time
@@ -45,13 +45,14 @@ Events = Iterator[Progress | Done | Lost[Any]]
 
 @dataclass(eq=False)
 class LatentRequest(Request[OneJob]):
-    """A job on its way, and what its stages have made of it.
+    """A job at work, and the results of its stages.
 
-    `folder`: where its file goes; `checkpoint`: the place for its latents. `input_warnings` of what
-    was cut or left out of its inputs, and `input_notes` of what reading its pictures changed, are
-    kept with its latents. `embeddings` of its conditions. `latents`: those behind its last denoise
-    step. `denoise_steps` are those of this run, which began at `first_step`; `step_cache` counts
-    those of all its attempts. `together`: how many jobs were denoised at once.
+    `folder`: where its file goes; `checkpoint`: the place for its latents. `input_warnings`: what
+    was cut or left out of its inputs; `input_notes`: what reading its pictures changed. Both are
+    kept with its latents. `embeddings`: of its conditions. `latents`: after its last denoise step.
+
+    `denoise_steps` counts the steps of this run, which began at `first_step`. `step_cache` covers
+    all its attempts. `together`: how many jobs were denoised at once.
     """
 
     folder: JobFolder | None = None
@@ -65,13 +66,13 @@ class LatentRequest(Request[OneJob]):
 
 
 class LatentPipeline(Pipeline[Model, OneJob, Done]):
-    """Makes what jobs ask for one at a time, one model at a time."""
+    """Makes the results of jobs one at a time, with one model at a time."""
 
-    # What a job is on its way.
+    # The class of a job at work.
     request_kind: type[Done]
 
     def __init__(self, config: RunConfig, pictures: str) -> None:
-        """`pictures`: what their encoder makes, by kind of the disk cache."""
+        """`pictures`: kind of disk cache entry for encoded pictures."""
         super().__init__(config)
         self._is_loaded = self._denoises = False
         texts, is_on = PROMPT_EMBEDDINGS, config.reuse.prompt_cache
@@ -81,22 +82,23 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         }
         self._digest_of = cache(source_digest)
         self._denoised: set[tuple[Path, Job]] = set()
-        # Of a server's job at work: nothing is shared with those of another one.
+        # Scope of the server's current job; nothing is shared with jobs of other scopes.
         self._scope = ""
 
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
-        """Every distinct string and picture is encoded before the transformer comes: the encoders,
-        often larger than it, never lie beside it. Where every job is denoised already, neither
-        comes.
+        """Encode every distinct string and picture, then load the transformer.
+
+        The encoders are often larger than the transformer, and are never in memory together with
+        it. If every job is already denoised, neither is loaded.
         """
-        # A load that was cut short, by a signal or a closed generator, begins again.
+        # A load that was interrupted by a signal or a closed generator starts again.
         is_new = self.model != model or not self._is_loaded
         if is_new:
             self.release()
         left = self._not_denoised(jobs, folder)
         needs_room = bool(left) and not self._denoises
         with memory_guard(model, left, self._config) if needs_room else nullcontext():
-            # The checkpoint, none of its weights in memory yet.
+            # Open the checkpoint, with none of its weights in memory yet.
             started = time.perf_counter()
             if is_new:
                 choice = replace(self._config.model, model=model)
@@ -104,15 +106,15 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 confirm_dtype(choice, self._model.dtype_name)
             resident = self._resident()
             opened_s = time.perf_counter() - started
-            # What the encoders make of all jobs' texts and pictures; then they go.
+            # Encode the texts and pictures of all jobs, then release the encoders.
             wanted: dict[Any, str] = {}
             for job in left:
-                with suppress(JobError):  # one that will fail encodes nothing
+                with suppress(JobError):  # a job that will fail encodes nothing
                     wanted |= resident.conditions(job, self._digests(job))
             for kind, encoder in resident.encoders.items():
                 own = [one for one, kind_of_it in wanted.items() if kind_of_it == kind]
                 yield from self._encodings[kind].ready(encoder, own)
-            # The weights that denoise and decode, or the VAE alone.
+            # Load the weights that denoise and decode, or the VAE alone.
             if is_new or needs_room:
                 started = time.perf_counter()
                 self._load(with_transformer=bool(left))
@@ -140,7 +142,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             yield from self.make(works)
 
     def serve(self, queue: JobQueue) -> None:
-        """One at a time: there are no tokens, and nothing goes on beside another."""
+        """Run jobs one at a time: there are no tokens to interleave, and jobs never overlap."""
         while not queue.is_closed:
             for ticket in queue.take(1, wait=True):
                 job: Any = ticket.job
@@ -157,13 +159,15 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
     def _way_of(
         self, job: OneJob, folder: JobFolder | None, since: float
     ) -> Generator[Event | Done | Lost[OneJob], None, None]:
-        """A job from its prompt on."""
+        """Yield the events of one job, from its prompt on."""
         yield from self.use(self._resident().card.model, [job], folder)
         yield from self.work([job], folder, since)
 
     def make(self, works: Sequence[Done]) -> Events[Done]:
-        """Make what the jobs ask for but for the end of their files, those that have no step behind
-        them denoised together; each stage is tried as `out_of_memory` says.
+        """Make the jobs' results, except for finishing the files.
+
+        Jobs without saved latents are denoised together. Failed stages get the remedies in
+        `out_of_memory`.
         """
         for work in works:
             yield from self.attempt([work], self.encode)
@@ -179,8 +183,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 yield from self.decode_anyhow(work)
 
     def encode(self, work: Done, *, is_counted: bool = True) -> Events[Done]:
-        """Encode every string and picture the job reads; mostly it is in memory. Latents that are
-        kept from behind its last step need none of it.
+        """Encode every string and picture of the job, usually from memory.
+
+        Latents kept from after the last step make this unnecessary.
         """
         job, model = work.job, self._resident()
         work.clock.enter("read")
@@ -199,7 +204,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             one: self._encodings[kind].of(model.encoders[kind], one, is_counted=is_counted)
             for one, kind in model.conditions(job, work.source_digests).items()
         }
-        # A note on what reads no picture: its text was cut.
+        # A note on an item without pictures is about its text: it was cut.
         shown = [one for one in found if getattr(one, "images", ())]
         warnings = [note for one in found if one not in shown for note in found[one].notes]
         for made in found.values():
@@ -214,8 +219,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         work.clock.enter("queue")
 
     def denoise(self, *works: Done) -> Events[Done]:
-        """Every denoise step of one job, behind its kept latents, or of several new ones together;
-        none is read on the host unless it is kept.
+        """Denoise one job from its kept latents on, or several new jobs together.
+
+        Latents are read on the host only if they are kept.
         """
         for work in works:
             work.clock.enter("denoise_first")
@@ -254,25 +260,25 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             one.clock.enter("queue")
 
     def new_denoiser(self, works: Sequence[Done]) -> LatentDenoiser:
-        """Of jobs that are denoised together: one, unless a kind of model takes more."""
+        """Return the denoiser of jobs that are denoised together; one job unless overridden."""
         (work,) = works
         return self._resident().denoiser(work.job, work.embeddings)
 
     @abstractmethod
     def decode(self, work: Done) -> Events[Done]:
-        """Decode the last latents: then the job is done, and yielded."""
+        """Decode the last latents, and yield the finished job."""
 
     def decode_anyhow(self, work: Done) -> Events[Done]:
-        """The decode, and what is tried where memory is short."""
+        """Decode, with the remedies for short memory."""
         yield from self.attempt([work], self.decode)
 
     def drop(self) -> None:
-        """Free what is on the device and no step needs: encoders, and what pictures keep there."""
+        """Free device memory that no step needs: encoders, and what pictures keep there."""
         for encoder in self._resident().encoders.values():
             encoder.release()
 
     def attempt(self, works: Sequence[Done], stage: Callable[..., Events[Done]]) -> Events[Done]:
-        """A stage, and what is tried where it fails."""
+        """Run a stage, with the remedies for failure."""
         memory = MemoryPolicy(self.drop, "the text encoders and the prefixes of pictures")
         return memory.attempt(works, stage, lambda work, error: [work.as_lost(error)])
 
@@ -298,22 +304,23 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
 
     @abstractmethod
     def _open(self, choice: ModelChoice) -> Model:
-        """Open a checkpoint, none of its weights in memory yet."""
+        """Open a checkpoint, with none of its weights in memory yet."""
 
     def _load(self, *, with_transformer: bool) -> None:
-        """Load the weights that decode, and those that denoise."""
+        """Load the weights that decode and, if asked, those that denoise."""
         self._resident().load_weights(with_transformer=with_transformer)
 
     def _parts(self, jobs: Sequence[OneJob]) -> Iterable[Sequence[OneJob]]:
-        """Jobs that are denoised together: each alone, unless a kind of model takes more."""
+        """Return groups of jobs to denoise together; each job alone unless overridden."""
         return [[job] for job in jobs]
 
     def _digests(self, job: OneJob) -> tuple[str, ...]:
         return tuple(map(self._digest_of, job.images))
 
     def _not_denoised(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> list[OneJob]:
-        """Those that need more than their decode: whose last latents neither are kept nor were,
-        until they were done.
+        """Return the jobs that need more than their decode.
+
+        Excludes jobs whose last latents are kept now, or were kept until the job was done.
         """
         if folder is None:
             return list(jobs)

@@ -1,1 +1,1 @@
-"""Videos at work: the stages of one job, and the pipeline that a session asks."""
+"""Video jobs: the stages of one job, and the pipeline that a session uses."""

@@ -1,6 +1,6 @@
-"""Videos at work, and their files.
+"""The video pipeline, and the writing of video files.
 
-A video is encoded while it is decoded; no more than two pieces of its frames are held:
+A video is encoded while it is decoded; at most two pieces of its frames are in memory:
 
     decode    piece 1 ▸ piece 2 ▸ piece 3 ▸ ..         in the run's own thread
     encode              piece 1 ▸ piece 2 ▸ ..         in another; the decode waits for it
@@ -44,14 +44,16 @@ from hyimg_cli.spec.job import VideoJob
 if TYPE_CHECKING:
     from hyimg_cli.media.video import VideoWriter
 
-# Videos of a shape that are worth a step beforehand.
+# Minimum number of videos of a shape for which a step beforehand is worthwhile.
 _FEWEST = 3
 
 
 @dataclass(eq=False)
 class VideoRequest(LatentRequest[VideoJob]):
-    """A video on its way. `writer` has every frame of its file encoded; `parallel`: over which
-    ranks, None without.
+    """A video at work.
+
+    `writer` has encoded every frame of its file. `parallel`: how the job was spread over ranks;
+    None without ranks.
     """
 
     writer: "VideoWriter | None" = None
@@ -59,7 +61,7 @@ class VideoRequest(LatentRequest[VideoJob]):
 
 
 class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
-    """Makes videos one at a time, but for clips that are denoised together."""
+    """Makes videos one at a time, except for clips that are denoised together."""
 
     request_kind = VideoRequest
 
@@ -81,7 +83,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         super()._load(with_transformer=with_transformer)
 
     def _parts(self, jobs: Sequence[VideoJob]) -> list[list[VideoJob]]:
-        """Clips of one size, length and schedule are denoised together."""
+        """Return groups of clips of one size, length and schedule, to denoise together."""
         most = self._config.batch.clips if isinstance(self._resident(), ClipsModel) else 1
         alike = group_by(jobs, lambda job: job.flow_shift)
         return [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
@@ -96,8 +98,9 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
     def decode(
         self, work: VideoRequest, tiles: DecodeTiles | None = None, tiling: TileRule | None = None
     ) -> Events[VideoRequest]:
-        """Decode the last latents into frames, which are encoded as they come: then it is done.
-        `tiles`, and the `tiling` that they are: instead of the model's own.
+        """Decode the last latents into frames, encode them, and yield the finished job.
+
+        `tiles`, and the matching `tiling`, are used instead of the model's own.
         """
         assert work.latents is not None, "it is denoised"
         yield Progress(work.job.custom_id, "decode_latents")
@@ -106,7 +109,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         writer = None
         if work.folder is not None:
             writer = self._new_writer(work.job, work.folder, tiles)
-        # Left in the middle it would go on keeping features of its frames.
+        # Closed explicitly: a decode that stops midway would keep features of its frames.
         with closing(checked(work.job, decoded)) as pieces:
             if writer is None:
                 deque(pieces, maxlen=0)
@@ -118,18 +121,19 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         yield work
 
     def _prewarm(self, jobs: Sequence[VideoJob], folder: JobFolder | None) -> Prewarmed:
-        """Run one denoise step of every shape of several jobs that was not warmed yet. Its latents
-        are kept nowhere, and every random draw has a generator of its own.
+        """Run one denoise step of every new shape that several jobs have.
 
-        Nothing is decoded: that would cost as much as a job's own decode, and what it made ready,
-        an allocator's pieces, the next denoise step gives back. A shape of one or two jobs is left
-        alone: the step would cost them more than the first of them waits for it. One whose stand-in
-        fails is not counted: the job itself will fail, and say why.
+        Its latents are not kept, and every random draw has its own generator.
+
+        Nothing is decoded. That would cost as much as a job's own decode, and the next denoise step
+        would undo its only gain, the allocator's blocks. A shape of one or two jobs is left out,
+        because the step would cost more than it saves. A shape whose stand-in fails is not counted:
+        the job itself will fail and report the cause.
         """
         if not starts_slowly(self._resident().device):
             return Prewarmed(0, 0.0)
         left = self._not_denoised(jobs, folder)
-        # What a job's forwards depend on but for the length of its text.
+        # Everything that a job's forwards depend on, except the length of its text.
         alike = group_by(left, lambda job: (job.model, job.size, job.num_frames, job.branch_count))
         ran = 0
         for shape, same in alike.items():
@@ -149,8 +153,10 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         self._forget_pictures()
 
     def decode_anyhow(self, work: VideoRequest) -> Events[VideoRequest]:
-        """The decode where memory may be short: once more without any rank's transformer on the
-        device, the same pixels; then in smaller tiles. Each time the file begins anew.
+        """Decode, with remedies if memory is short.
+
+        The first is a retry without any rank's transformer on the device, with the same pixels. The
+        next ones are smaller tiles. Each attempt begins the file again.
         """
         assert work.latents is not None, "it is denoised"
         model = self._resident()
@@ -180,13 +186,13 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
         yield from memory.attempt([work], self.decode, decode_smaller)
 
     def write(self, done: VideoRequest, folder: JobFolder) -> VideoFile:
-        """The sidecar, the frames, then the video: whoever sees the video sees the others."""
+        """Write the sidecar, the frames, then the video, so that a visible video is complete."""
         job, writer = done.job, done.writer
         assert writer is not None, "where there is a folder there is a file"
         path, frames = writer.path, writer.frames_folder
         with closing(writer):
             try:
-                # What an earlier video of this name has beside it would tell of another job.
+                # An earlier video of this name may have left these; they describe another job.
                 for suffix in (".json", ".frames"):
                     remove(path.with_suffix(suffix))
                 if writer.comment is not None:
@@ -209,8 +215,9 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
     def _new_writer(
         self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None
     ) -> "VideoWriter":
-        """Begin the job's file, under a temporary name; `tiles`: of its decode, where they are not
-        what was asked for.
+        """Begin the job's file under a temporary name.
+
+        `tiles`: the tiles of its decode, if they differ from the configured ones.
         """
         # Imported here: a run of pictures needs no PyAV.
         from hyimg_cli.media.video import VideoWriter
@@ -237,13 +244,14 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
 
 
 def starts_slowly(device: torch.device) -> bool:
-    """True if the first forward of a shape takes longer there than those behind it."""
+    """True if the first forward of a shape takes longer on this device than later ones."""
     return device.type != "cpu"
 
 
 def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float:
-    """Encode each piece while the next one is decoded; seconds that it took. Where either fails
-    nothing is left of the file.
+    """Encode each piece while the next one is decoded; return the seconds that encoding took.
+
+    If either fails, no part of the file remains.
     """
     seconds = 0.0
     try:
@@ -259,8 +267,9 @@ def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float
 
 
 def checked(job: VideoJob, pieces: Iterator[np.ndarray]) -> Generator[np.ndarray, None, None]:
-    """`pieces` as they come; raises OutputError where they are not the video asked for, or show
-    nothing.
+    """Yield `pieces` as they come.
+
+    Raises OutputError if they are not the video that the job asked for, or show nothing.
     """
     expected = (job.num_frames, job.size.height, job.size.width, 3)
     count, levels = 0, set[int]()
