@@ -81,7 +81,7 @@ def pick(
             what = "the run does not record how its candidates were drawn"
             hint = "add --rounds to the hyimg generate command that drew them"
             raise UsageError(what, where=run, hint=hint, code="usage.rounds")
-        # Settings as when the first candidates were drawn; each line is already one candidate.
+        # Draft steps as for the first candidates; each line is already one candidate.
         counts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
         steps = max(filter(None, counts), default=None) if finals is not None else None
         config = replace(config, candidates=replace(config.candidates, draft_steps=steps))

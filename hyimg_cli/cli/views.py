@@ -174,7 +174,7 @@ class RichView(PlainView):
         drawn = sum(at.done / at.total for at in jobs if at.total)
         count = status(self._planned, f"{self.ended}/{self._total}")
         self.bars.update(self._all, completed=self.ended + 0.9 * drawn, count=count)
-        # By phase: text, done, total and count of its job; of several jobs, the one that moved last.
+        # By phase: text, done, total and count of its job; with several jobs, the last to move.
         rows: dict[str, tuple[str, int, int, str]] = {}
         for phase in sorted({at.phase for at in jobs}):
             *others, at = (at for at in jobs if at.phase == phase)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class WeightsRead:
-    """Bytes read since this object was made, by this process or, with `of_children`, by its children."""
+    """Bytes read since creation, by this process or, with `of_children`, by its children."""
 
     def __init__(self, *, of_children: bool = False) -> None:
         self.nbytes = 0
