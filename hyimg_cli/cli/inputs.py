@@ -40,7 +40,7 @@ def manifest_of(
             """Return names of the files in the run's folder; None if a template names them."""
             if settings and settings["name"].origin != "default":
                 return None
-            if not settings or "output_dir" not in given:  # shell completion, or a command that writes texts
+            if not settings or "output_dir" not in given:  # shell completion, or texts are written
                 return {}
             return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
 

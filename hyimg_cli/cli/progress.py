@@ -64,7 +64,7 @@ class Report:
         if self.style.as_json:
             try:
                 json_line({"summary": counts.to_json(), "output_dir": self.place})
-            except (StorageError, BrokenPipeError) as error:  # the jobs' result lines are already written
+            except (StorageError, BrokenPipeError) as error:  # result lines are written
                 note(f"no summary: {error}; see {self.place}/results.jsonl")
 
 

@@ -2,7 +2,7 @@
 
     results/00000000.jsonl      parts of the journal, numbered without a gap; each is created only
                                 if no object has its name
-    results/00000999.all.jsonl  each job's last line in the parts up to this one, to read fewer parts
+    results/00000999.all.jsonl  each job's last line in the parts up to this one, so fewer are read
     outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is uploaded whole
     lease.json                  the run that writes; renewed while it does
     results-2-of-8/…  lease-2-of-8.json             the same for one shard
@@ -104,7 +104,7 @@ class PartJournal:
         return f"{self._parts}/{self._next:08}.jsonl"
 
     def _signed(self, lines: Iterable[bytes]) -> bytes:
-        """Return a part: a line with the run's id, then `lines`. No two runs write the same bytes."""
+        """Return a part: the run's id, then `lines`. No two runs write the same bytes."""
         return json.dumps({"run": self._run}).encode() + b"\n" + b"".join(lines)
 
 
@@ -126,7 +126,7 @@ class BucketFolder(RunFolder):
         name = f"hyimg-{digest.of_bytes(self._address.encode())[:16]}-{os.getpid()}"
         super().__init__(Path(tempfile.gettempdir()) / name, shard)
         self._parts, self._lease = f"{PARTS}{self.shard}", f"lease{self.shard}.json"
-        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # a reader also fetches files to it
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # readers fetch, too
         self.place = place
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
@@ -179,7 +179,7 @@ class BucketFolder(RunFolder):
         self._append(list(map(json_line, entries)))
 
     def confirm(self) -> None:
-        """Do nothing: the numbered parts already detect a run that has taken over."""
+        """Do nothing: the next part cannot be added if another run has taken over."""
 
     def _append(self, lines: Sequence[bytes]) -> None:
         with self._open_store():

@@ -321,7 +321,7 @@ class RunFolder(JobFolder):
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._held is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
-            # Shards on several machines may have equal process numbers, and so equal temporary names.
+            # Shards on several machines may have equal process numbers, so equal temporary names.
             written = self.folder / (f".{name}{self.shard}" if self.shard else name)
             replace_file(written, data)
             if self.shard:

@@ -33,7 +33,7 @@ def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def find_begun(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[str, Begun]:
-    """Return those of `jobs` that a run in `folder` will resume from latents, by custom_id."""
+    """Return how far each job's kept latents came, for `jobs` to resume from them, by custom_id."""
     digest_of, found = cache(source_digest), dict[str, Begun]()
     kept = {path.stem.replace("~", "/") for path in (folder.run / LATENTS).glob("*.safetensors")}
     for job in (job for job in jobs if job.custom_id in kept):
