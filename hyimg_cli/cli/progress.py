@@ -21,7 +21,7 @@ from hyimg_cli.spec.events import JobEnded, JobStarted, Remark
 
 @dataclass
 class Report:
-    """Show a run's events in the chosen style, then a summary.
+    """Shows a run's events in the chosen style, then a summary.
 
     `again`: the command line that resumes the run; `retry`: the one that retries failed jobs.
     """

@@ -37,7 +37,7 @@ _STATUS_S = 30.0
 
 
 class View:
-    """Print one line for each failed job, and nothing else."""
+    """Prints one line for each failed job, and nothing else."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,7 +51,7 @@ class View:
 
 
 class PlainView(View):
-    """Print one line for each finished job and model event, and a status line now and then.
+    """Prints one line for each finished job and model event, and a status line now and then.
 
     A thread checks a few times a second; status lines are at least half a minute apart.
     """
@@ -125,7 +125,7 @@ class PlainView(View):
 
 
 class RichView(PlainView):
-    """Show bars in place of most lines: one for all jobs, and one for each phase with jobs.
+    """Shows bars in place of most lines: one for all jobs, and one for each phase with jobs.
 
     The bar for all jobs shows the rate and the time left.
     """

@@ -48,7 +48,7 @@ def name_files(
         return fit(os.path.basename(place) if is_elsewhere else relative.removeprefix("."))
 
     # Jobs are numbered from 1. A faulty line counts as one job, so the jobs after it keep their
-    # numbers when it is mended. A matrix makes several lines of one, which are already in order.
+    # numbers when it is fixed. A matrix turns one line into several, which are already in order.
     results = Counter(job.source_line for job in jobs)
     lines = [(line.line_number, line.where) for line in manifest.lines]
     lines += [(number, "") for number in manifest.bad_ids]

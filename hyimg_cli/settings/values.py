@@ -7,7 +7,7 @@ from typing import Any
 
 
 class BadValue(ValueError):
-    """A value that its kind does not allow; `slug` ends the code of the resulting fault."""
+    """A value that its kind does not allow; the code of the fault ends in `slug`."""
 
     def __init__(self, what: str, hint: str, slug: str = "bad-value") -> None:
         super().__init__(what)
