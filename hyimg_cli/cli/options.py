@@ -76,7 +76,7 @@ def output(help: str, name: str = "--output-dir", **more: Any) -> Any:
 
 
 def settings_for(command: str) -> tuple[str, ...]:
-    """Return the names of settings whose flags a command takes although it has no run's options."""
+    """Return names of settings whose flags a command takes without a run's options."""
     return tuple(row.name for row in SETTINGS.values() if command in row.commands)
 
 

@@ -109,7 +109,7 @@ def stoppable(request_stop: Callable[[int], bool] = lambda _: False) -> Iterator
 def show_run(
     run: ManifestRun, style: Style, *, again: str, retry: str, texts: Path | None = None
 ) -> int:
-    """Run a manifest's jobs, or write their texts to the file `texts`, and return the exit code.
+    """Run a manifest's jobs, or write their texts to `texts`, and return the exit code.
 
     It is 1 if a job failed, a line was invalid, or a result failed a gate.
     """

@@ -130,7 +130,7 @@ def _driver() -> str:
 
 
 def hub(config: RunConfig) -> Check:
-    """Report how checkpoints would be downloaded, and whether a token is set, but not the token."""
+    """Report how checkpoints would be downloaded, and whether a token is set."""
     from huggingface_hub import constants, get_token
 
     where = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"

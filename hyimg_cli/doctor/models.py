@@ -133,7 +133,8 @@ def image_memory(config: RunConfig) -> Check:
         edit = _sample(line, model=name, revision=revision)
         if card.networks is not None:
             return _fit_in_turns(name, card.networks, edit, config)
-        config = replace(config, model=replace(config.model, cpu_offload="none"))  # for other models
+        # This offload does not apply to models without separate networks.
+        config = replace(config, model=replace(config.model, cpu_offload="none"))
         refusals.refuse_conflicts(edit, config)
         found = check_fit(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(edit, config).items()}
@@ -195,7 +196,7 @@ def video_memory(config: RunConfig) -> Check:
 
 
 def _fit_in_turns(name: str, networks: Networks, sample: Sequence[Job], config: RunConfig) -> Check:
-    """Check free memory for a model that unloads its text encoders before its other networks load.
+    """Check free memory for a model whose text encoders are unloaded before the rest loads.
 
     Also reports how the sample fits on each GPU.
     """

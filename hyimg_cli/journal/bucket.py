@@ -109,9 +109,9 @@ class PartJournal:
 
 
 def _list_parts(store: Any, parts: str) -> tuple[int, list[int]]:
-    """Return the last joined part's number, or -1, and the numbers of the single parts after it.
+    """Return the number of the last joined part and, in order, of the single parts after it.
 
-    They are in order.
+    The first is -1 if no parts were joined.
     """
     found = _list_names(store, parts, _PART)
     joined = max((int(match[1]) for match in found if match[2]), default=-1)

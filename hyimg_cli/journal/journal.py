@@ -1,4 +1,4 @@
-"""The output folder: one run at a time in it, one line per outcome, and the files of its jobs.
+"""The output folder of one run at a time: a line per outcome, and the files of its jobs.
 
     OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
@@ -419,9 +419,10 @@ class RunFolder(JobFolder):
 def find_last(
     journals: Iterable[Iterable[tuple[Mapping[str, Any], Kept]]],
 ) -> dict[str, Kept]:
-    """Return the value paired with each job's last outcome, by custom_id, in order of appearance.
+    """Return the values paired with the jobs' last outcomes, by custom_id.
 
-    The last line of a journal counts; among several journals, the latest attempt counts.
+    They are in order of first appearance. The last line of a journal counts; among several
+    journals, the latest attempt counts.
     """
     found: dict[str, tuple[tuple[int, bool], Kept]] = {}
     for outcomes in journals:
@@ -458,8 +459,9 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
 
 
 def files_of_edit(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the side files of an edit that keeps its source, by kind: each `path` and `sha256`,
-    which is empty if the line has none.
+    """Return the side files of an edit that keeps its source, by kind.
+
+    Each has a `path` and a `sha256`, which is empty if the line has none.
     """
     edit = entry.get("edit") or {}
     digests = edit.get("sha256")

@@ -1,4 +1,4 @@
-"""The file of texts that `hyimg think` writes: a manifest, one line per job as its text ends.
+"""The file of texts that `hyimg think` writes: a manifest with one line per finished text.
 
 A line is on disk when `append` returns, whole or not at all, so a killed run resumes after it.
 People edit these lines; existing lines are never rewritten.

@@ -39,9 +39,7 @@ def name_files(
 
     @cache
     def below(folder: str) -> str:
-        """Return a source image's folder relative to the manifest's; one elsewhere by its last
-        name.
-        """
+        """Return a source's folder relative to the manifest's; outside it, the last name."""
         place = os.path.abspath(folder)
         relative = os.path.relpath(place, os.path.abspath(manifest.folder))
         is_elsewhere = relative == ".." or relative.startswith("../")

@@ -1,4 +1,4 @@
-"""Find the pictures that a command line names (files, folders, patterns), and skipped files."""
+"""Find the pictures that a command line names: files, folders and patterns."""
 
 import glob
 import os
@@ -100,7 +100,7 @@ class _Search:
         self.faults: list[HyimgError] = []
 
     def add(self, argument: str) -> Path:
-        """Add the pictures of an argument, and return the folder to which their names are relative."""
+        """Add an argument's pictures; return the folder to which their names are relative."""
         if is_pattern(argument):
             matches = sorted(glob.glob(argument, recursive=True))
             if not matches:

@@ -1,4 +1,4 @@
-"""A manifest line that asks for videos: its jobs, with size and frames that its model allows."""
+"""A manifest line that asks for videos: its jobs, with sizes that its model allows."""
 
 import math
 from collections.abc import Iterator

@@ -191,9 +191,9 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
 
 
 def color_values(values: NDArray[np.floating[Any]]) -> Pixels:
-    """Return colours [H, W, 3] for values [H, W] from 0 (darkest) to 1; values outside are clipped.
+    """Return colours [H, W, 3] for values [H, W] from 0 (darkest) to 1.
 
-    Equal steps look equally large.
+    Equal steps look equally large. Values outside the range are clipped.
     """
     places = np.linspace(0, 1, len(_POINTS))
     channels = [np.interp(values, places, column) for column in _POINTS.T]

@@ -1,4 +1,4 @@
-"""A run's page as one file with its pictures inside; the page says what a size limit left out."""
+"""A run's page as one file with its pictures inside, up to a size limit."""
 
 import base64
 import mimetypes

@@ -125,7 +125,7 @@ class Online:
         most_waiting: int,
         share: int,
     ) -> None:
-        """`share`: how many of the `most_waiting` pictures one key may have. Raises StorageError."""
+        """`share`: one key's part of the `most_waiting` pictures. Raises StorageError."""
         self._folder, self._service, self._metrics = state / "online", service, metrics
         self._bodies, self._wire = bodies, wire
         self._most_waiting, self._share = most_waiting, share

@@ -1,4 +1,4 @@
-"""Result lines as responses: the body that answers a request, and the output files of a batch.
+"""Result lines as responses: bodies that answer requests, and output files of batches.
 
 A batch's output and error files are made as they are read, from its manifest, its run's journal and
 the pictures. Only one line of them is in memory at a time.
