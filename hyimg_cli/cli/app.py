@@ -21,7 +21,7 @@ from hyimg_cli.settings.values import nearest
 from hyimg_cli.spec.printed import log_printable
 
 INTERNAL_ERROR = 101
-# What the command alone prints.
+# The output of `hyimg` without a command.
 FIRST_DAY = """\
 Usage: hyimg COMMAND [OPTIONS]
 
@@ -63,7 +63,7 @@ def _hyimg(
 
 
 def command_line() -> TyperGroup:
-    """The whole of it, for the parser; commands are imported when they are asked for."""
+    """Return the whole command line for the parser; commands are imported when they are used."""
     group = get_command(_app)
     assert isinstance(group, TyperGroup)
     for name in COMMANDS:
@@ -72,7 +72,7 @@ def command_line() -> TyperGroup:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of one command line; errors are printed on stderr."""
+    """Run one command line and return its exit code; errors are printed on stderr."""
     log_printable()
     try:
         joined_values(os.environ)
@@ -84,7 +84,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         return _print_error(_as_usage(error, arguments))
     except Exception as error:
-        # A name that no disk takes, or a folder that may not be looked into: no mistake of ours.
+        # A file name that the disk refuses or a folder without permission is not a bug in hyimg.
         name = getattr(error, "filename", None)
         if isinstance(error, OSError) and name is not None and is_of_the_disk(error.errno):
             logger.debug("refused by the disk", exc_info=error)
@@ -99,7 +99,7 @@ def _print_error(error: HyimgError) -> int:
 
 
 def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageError:
-    """Usage error for the parser's, with the flag that may be meant and the page that lists all."""
+    """Return the parser's error as UsageError, with the nearest flag and the right help page."""
     from hyimg_cli.manifest.line import NOT_SUPPORTED
 
     context, what, guess = getattr(error, "ctx", None), error.format_message(), ""
@@ -114,8 +114,8 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
             meaning, hint = lacking
             return UsageError(f"{given} is not supported: hyimg has no {meaning}", hint=hint)
         what = error.message
-        if given not in flags:  # else it lacks its value
-            # The one flag that begins like this, else the nearest.
+        if given not in flags:  # otherwise its value is missing
+            # The shortest flag that begins like this, else the nearest.
             longer = [name for name in flags if name.startswith(given)]
             close = min(longer, key=len, default=nearest(given, flags))
             guess = f"did you mean {close}? " if close else ""
@@ -124,6 +124,6 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
 
 
 def main() -> None:
-    """The console script: runs the process's own command line and exits with its code."""
+    """Run the command line of this process and exit with its code (the console script)."""
     logging.captureWarnings(True)
     sys.exit(run(sys.argv[1:]))

@@ -19,7 +19,7 @@ from hyimg_cli.settings.config import Setting
 if TYPE_CHECKING:
     from hyimg_cli.manifest.manifest import Manifest
 
-# A comparison that is no scenario.
+# The name of a comparison that is not a scenario.
 DRAFTS = "drafts"
 _MODEL_FLAGS = o.settings_for("bench")
 
@@ -72,7 +72,7 @@ def bench(
     earlier = record.read_baseline(baseline) if baseline else None
     most = record.read_share(max_regress)
     folder = output_dir or Path("runs") / f"bench-{scenario.name}"
-    # Model and device come from flags, else the environment; nothing else reaches a variant.
+    # Variants take the model and device from flags or the environment, and no other settings.
     said = (one for name, one in o.settings_of(flags).items() if name in flags)
     entry = run_comparison(
         scenario,
@@ -100,7 +100,7 @@ def bench(
 
 
 def _step_counts(flag: str, text: str, example: str) -> tuple[int, ...]:
-    """The distinct numbers of denoise steps in a text such as 1,8,50. Raises UsageError."""
+    """Parse distinct step counts from a text such as 1,8,50. Raises UsageError."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and 0 < int(part) <= 1000 for part in parts):
         what = f"{flag} {text!r} is not a list of whole numbers"
@@ -109,7 +109,7 @@ def _step_counts(flag: str, text: str, example: str) -> tuple[int, ...]:
 
 
 def _compare_drafts(given: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Show and record whether drafts choose as well as full pictures; exit code 0 either way."""
+    """Compare picks from drafts with picks from full pictures; exit code 0 either way."""
     from hyimg_cli.measure.bench.drafts import compare_drafts, markdown
 
     steps = _step_counts("--draft-steps", given["draft_steps"], "6,8,10")
@@ -147,7 +147,7 @@ def run_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     metrics, lpips = bench_metrics(weights)
     benches = [earlier] if earlier else []
-    with suppress(UsageError):  # the file that this bench will replace
+    with suppress(UsageError):  # the bench.json that this run will replace
         benches.append(record.read_baseline(folder / BENCH_JSON))
     found = Bench(
         scenario,

@@ -56,12 +56,12 @@ def clear(
 
 
 def _store(given: Mapping[str, Any]) -> DiskStore:
-    """The store that the settings name, whatever its budget: it is looked at, not written."""
+    """Return the configured store for reading; its budget does not matter."""
     return DiskStore(o.cache_folder(o.settings_of(given)), budget_bytes=1)
 
 
 def _show(named: Mapping[str, str], entries: Sequence[Entry], *, as_json: bool) -> None:
-    """How many entries there are and how large, as a JSON object or in columns."""
+    """Print the number of entries and their size, as a JSON object or in columns."""
     count, nbytes = len(entries), sum(entry.nbytes for entry in entries)
     if as_json:
         render.json_line({**named, "entries": count, "bytes": nbytes})

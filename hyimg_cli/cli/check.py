@@ -26,9 +26,9 @@ def check(ctx: typer.Context) -> None:
     config, settings = request.config, request.settings
     jobs, in_lines = runner.examine(request.manifest, settings)
     _show(in_lines, style)
-    if not in_lines:  # a faulty line may be of the other kind
+    if not in_lines:  # a faulty line may be of the kind that the setting affects
         render.remarks(without_effect(settings, jobs, runner.cards(config.model.revision)), style)
-    # A pattern that matches no job ends here, behind the faults that may be why.
+    # A pattern that matches no job is an error; the faults shown before it may explain why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = render.note_unless(style.is_quiet)
     found = probe_sources(chosen, config.cache, fetches=True, tell=tell)
@@ -40,8 +40,8 @@ def check(ctx: typer.Context) -> None:
             tell(text)
     in_folder = list[HyimgError]()
     if not in_lines:
-        # Why the run would not begin: there are no sources, or the folder which is named for the
-        # results holds others by the same ids.
+        # Reasons why the run would not start: every source is missing, or the output folder that
+        # was given has other results with the same ids.
         run = run_folder(config.output.folder)
         try:
             refuse_hopeless(found, chosen, run)
@@ -60,7 +60,7 @@ def check(ctx: typer.Context) -> None:
 
 
 def _show(faults: Sequence[HyimgError], style: render.Style) -> None:
-    """Each fault: on stdout as JSON, or on stderr as a message."""
+    """Print each fault, as JSON on stdout or as a message on stderr."""
     if not style.as_json:
         render.errors(faults)
         return

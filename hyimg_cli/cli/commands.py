@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from hyimg_cli.cli import help as pages
 
-# Of those that take the options of a run not even the help page needs the module.
+# Commands with the options of a run; their help pages do not import the command's module.
 OF_A_RUN = ("generate", "check", "plan")
 COMMANDS = (
     *(*OF_A_RUN, "serve", "think", "score", "pick", "manifest", "merge", "report", "export"),
@@ -26,7 +26,7 @@ COMMANDS = (
 
 
 class LazyCommand(TyperCommand):
-    """A command by name; all but its line in the list is the loaded one's."""
+    """A command that is imported when it is used; only its line in the list needs no import."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return f"{re.split(r'[.](?: |$)', help_of(str(self.name)), flags=re.M)[0]}."
@@ -35,7 +35,7 @@ class LazyCommand(TyperCommand):
         return self.load_command().make_context(*arguments, **more)
 
     def load_command(self) -> Any:
-        """The command with its parameters, for the parser and the help page."""
+        """Import the command and return it with its parameters, for parsing and the help page."""
         name = str(self.name)
         if name in OF_A_RUN:
             from hyimg_cli.cli.options import run_command  # reads every setting
@@ -46,19 +46,20 @@ class LazyCommand(TyperCommand):
 
 
 def help_of(name: str) -> str:
-    """The docstring of a command, read without importing it: a line for each paragraph, for the
-    terminal to break where it ends.
+    """Return the docstring of a command, read without importing it.
+
+    Each paragraph is one line, to be wrapped to the terminal's width.
     """
     tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text("utf-8"))
     functions = (one for one in tree.body if isinstance(one, ast.FunctionDef))
     own = next(one for one in functions if one.name == ("evaluate" if name == "eval" else name))
     paragraphs = (ast.get_docstring(own) or "").split("\n\n")
-    # The parser leaves lines behind \\b as they are.
+    # The parser leaves the lines after \\b as they are.
     return "\n\n".join(one if one[0] == "\b" else " ".join(one.split()) for one in paragraphs)
 
 
 def _function(name: str) -> Any:
-    """What carries a command out: `check` of `cli.check`; `eval` would hide a built-in name."""
+    """Import a command's function: `check` from `cli.check`, but `evaluate` for `eval`."""
     module = import_module(f"hyimg_cli.cli.{name}")
     return getattr(module, {"eval": "evaluate", "cache": "commands"}.get(name, name))
 

@@ -10,12 +10,12 @@ import typer
 
 from hyimg_cli.errors import HyimgError
 
-# A folder is one too: of pictures.
+# Folders of pictures are completed, too.
 MANIFESTS = (".jsonl", ".txt", ".csv", ".tsv")
 
 
 def joined_values(environ: MutableMapping[str, str]) -> None:
-    """Take out the "=" that bash makes a word of its own in `--flag=value`."""
+    """Remove the "=" that bash treats as a separate word in `--flag=value`."""
     words = environ.get("COMP_WORDS", "").split("\n")
     if "=" in words and (here := int(environ["COMP_CWORD"])) and words[here] != "=":
         environ["COMP_WORDS"] = "\n".join(word for word in words if word != "=")
@@ -23,32 +23,32 @@ def joined_values(environ: MutableMapping[str, str]) -> None:
 
 
 def among(words: Iterable[str]) -> Callable[[], list[str]]:
-    """One of these."""
+    """Complete with these words."""
     return lambda: list(words)
 
 
 def manifests(incomplete: str) -> list[str]:
-    """Packaged manifests by name, and with them what lies here under such a name."""
+    """Return packaged manifests with this prefix, and folders and manifests that match it here."""
     from hyimg_cli.cli import packaged
 
     names = [name for name in packaged.names() if name.startswith(incomplete)]
     if not names:
         return []
     found = Path().glob(f"{incomplete}*")
-    # A shell shows names as they are.
+    # A shell does not escape names that it shows.
     here = sorted(path for path in found if path.name[0] != "." and path.name.isprintable())
     folders = [f"{path}/" for path in here if path.is_dir()]
     return names + folders + [str(path) for path in here if path.suffix in MANIFESTS]
 
 
 def ids(ctx: typer.Context) -> list[str]:
-    """The ids of what stands on the command line: a manifest's good lines, or pictures' names."""
+    """Return the job ids of the manifest or the pictures named on the command line."""
     from hyimg_cli.cli import packaged
     from hyimg_cli.manifest.line import child_ids
 
-    # NOTE: behind an option that lacks its value the parser leaves arguments unread.
+    # NOTE: after an option whose value is missing, the parser leaves arguments unread.
     names = ctx.params.get("inputs") or ctx.args
-    # What is read as it comes would be empty for the command itself.
+    # Do not read a stream: nothing would be left for the command itself.
     files = [Path(name) for name in names if name != "-"]
     is_stream = any(one.exists() and not (one.is_file() or one.is_dir()) for one in files)
     if not names or "-" in names or is_stream:
@@ -57,7 +57,7 @@ def ids(ctx: typer.Context) -> list[str]:
         if not ctx.params.get("prompt"):
             manifest = packaged.read(names[0])
         else:
-            # Pictures need numpy, which takes as long to import as all the rest.
+            # Pictures need numpy, which takes as long to import as everything else.
             from hyimg_cli.cli.inputs import manifest_of
 
             manifest = manifest_of(dict(ctx.params) | {"inputs": names, "quiet": True})

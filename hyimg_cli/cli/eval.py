@@ -25,7 +25,7 @@ from hyimg_cli.spec.options import KeepOutside
 if TYPE_CHECKING:
     from hyimg_cli.quality.lpips import Lpips
 
-# Not a distance: what an edit changed outside itself.
+# Not a distance: it measures what an edit changed outside its region.
 _OUTSIDE = "outside"
 _OF_OUTSIDE = o.settings_for("eval")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip", "csv")
@@ -48,7 +48,7 @@ _compare_option = partial(o.option, panel="What is compared")
 _compare_switch = partial(_compare_option, default=False)
 _gate_option = partial(o.option, panel="Gates (exit code 1)")
 METRICS = ("lpips", "psnr", "ssim", "cosine", "all", "outside")
-# Metrics that stand for several; `clip` only with a checkpoint.
+# Names for several metrics at once; `clip` only with a checkpoint.
 _SEVERAL = {
     "all": ("psnr", "ssim", "lpips", "cosine", "clip", "max_abs", *SHARES),
     "cosine": ("cosine", "clip"),
@@ -114,7 +114,7 @@ def evaluate(
 
 
 def _outside(given: Mapping[str, Any]) -> int:
-    """Show what an edit changed outside itself; 1 where a gate says no."""
+    """Show what an edit changed outside its region; return 1 if a gate fails."""
     from hyimg_cli.measure.outside import lines, outside_of
 
     if given["a"] is None or given["b"] is None:
@@ -127,7 +127,7 @@ def _outside(given: Mapping[str, Any]) -> int:
     try:
         record = outside_of(given["a"], given["b"], outside)
     except SourceImageError as error:
-        # Its hint is for those who wrote a manifest.
+        # Its hint is about manifests.
         hint = "" if error.code == "source.missing" else error.hint
         raise UsageError(error.what, where=error.where, hint=hint, code=error.code) from None
     if given["as_json"]:
@@ -141,7 +141,7 @@ def _outside(given: Mapping[str, Any]) -> int:
 
 
 def _run(given: Mapping[str, Any]) -> int:
-    """Measure and show every pair; the exit code."""
+    """Measure and show every pair; return the exit code."""
     metric = given["metric"]
     asked = {name: given[option] for name, option in distances.LIMITED_BY.items()}
     limits = {name: limit for name, limit in asked.items() if limit is not None}
@@ -203,7 +203,7 @@ def _run(given: Mapping[str, Any]) -> int:
 
 
 def _bench_now() -> Path:
-    """Run the packaged scenario and give its folder."""
+    """Run the packaged scenario and return its folder."""
     from hyimg_cli.measure.bench.scenario import read_scenario
 
     scenario, folder = read_scenario(_COMPARISON), Path("runs") / f"bench-{_COMPARISON}"
@@ -254,12 +254,12 @@ def _show_table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for name, *others in rows:
         cells = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
-        # A letter of some scripts takes two cells.
+        # Characters of some scripts are two cells wide.
         render.line("  ".join([name + " " * (widths[0] - cell_len(name)), *cells]))
 
 
 def _row(record: Mapping[str, Any], metrics: Sequence[Metric]) -> list[str]:
-    """A pair's name and distances; of a video each mean, with the least and the greatest."""
+    """Return a pair's name and distances; for a video, each mean with minimum and maximum."""
     is_video = record["kind"] == "video"
     cells = [record["name"] + (f" ({record['frames']} frames)" if is_video else "")]
     for metric in metrics:
@@ -275,11 +275,11 @@ def _cell(metric: Metric, value: float | str) -> str:
     if isinstance(value, str):
         return value
     if metric.unit == "share":
-        # A share just below 1 must not read as all.
+        # A share just below 1 must not be shown as 100 %.
         return "100 %" if value == 1 else f"{min(value * 100, 99.99):.2f} %"
     if metric.unit:
         return f"{value:{'.2f' if metric.unit == 'dB' else 'g'}}"
-    # Neither must a distance just above 0, nor a similarity just below 1.
+    # Nor may a distance just above 0 be shown as 0, or a similarity just below 1 as 1.
     if 0 < value < 0.0001:
         return f"{value:.0e}"
     return f"{min(value, 0.9999) if 0.9999 < value < 1 else value:.4f}"

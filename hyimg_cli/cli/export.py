@@ -66,7 +66,7 @@ def export(
         raise UsageError(f"{given!r} is not known", hint=f"allowed: {', '.join(allowed)}")
     if output is None:
         raise UsageError("no folder to write to is given", hint="name it with -o")
-    # Imported here: a page of help needs none of it.
+    # Imported here: help pages do not need it.
     from hyimg_cli.export.export import export_runs
     from hyimg_cli.export.rows import ExportRequest
 
@@ -103,7 +103,7 @@ def export(
 
 
 def _verify(folders: list[Path], as_json: bool, quiet: bool) -> None:
-    """Say what differs in a dataset, and end there."""
+    """Report differences in a dataset and exit."""
     if len(folders) != 1:
         raise UsageError("--verify takes one dataset", hint="hyimg export --verify DATASET")
     from hyimg_cli.export.verify import verify

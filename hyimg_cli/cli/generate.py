@@ -42,9 +42,9 @@ def generate(ctx: typer.Context) -> None:
 
 
 def _resume_command(arguments: Sequence[str], place: str, *more: str) -> str:
-    """The command line that goes on with this run."""
+    """Return the command line that resumes this run."""
     kept = [argument for argument in arguments if argument not in NOT_AGAIN]
-    # Behind -- there are names alone.
+    # After --, all arguments are names.
     end = kept.index("--") if "--" in kept else len(kept)
     has_folder = any(a.startswith(("-o", "--output-dir")) for a in kept[:end])
     added = [*([] if has_folder else ["-o", place]), *more]

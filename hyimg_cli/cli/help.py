@@ -14,7 +14,7 @@ from hyimg_cli.spec.options import MODEL, RUN, SAMPLING, VIDEO
 
 # Lines end where the terminal does, however wide it is.
 WIDEST = 10_000
-# The other panels of a command stand before the last two.
+# A command's other panels are shown before the last two.
 _FIRST = ("Arguments", RUN, "Selection", MODEL, SAMPLING, VIDEO)
 _LAST = ("Style", "Options")
 
@@ -28,7 +28,7 @@ class Command(TyperCommand):
         super().__init__(*arguments, **more)
         self.rare = [one for one in self.params if isinstance(one, TyperOption) and one.hidden]
         for option in self.rare:
-            # A shell completes all, and a page that shows all shows these.
+            # A shell completes every option, and a page with all options shows these.
             option.hidden = False
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -51,13 +51,13 @@ class Command(TyperCommand):
 
 
 class LongCommand(Command):
-    """A command of so many options that `--help` shows only the basic ones; of `--help-all`."""
+    """A command with many options: `--help` shows the basic ones, `--help-all` shows all."""
 
     shows_all = False
 
 
 def show_all(ctx: typer.Context, is_asked: bool) -> None:
-    """Print the page with every option, and end there: `--help-all`."""
+    """Print the help page with every option and exit (`--help-all`)."""
     if is_asked:
         assert isinstance(ctx.command, LongCommand)
         ctx.command.shows_all = True

@@ -51,7 +51,7 @@ def _lines(described: Described) -> Iterator[str]:
     if described.record is not None:
         record = described.record
         yield f"{file}: made by hyimg {record.version}"
-        # What a picture is asked for most often.
+        # The fields that users most often look for.
         first = {name: record.job[name] for name in ("prompt", "seed") if name in record.job}
         for name, value in (first | record.job).items():
             shown = ", ".join(map(str, value)) if isinstance(value, list) else value

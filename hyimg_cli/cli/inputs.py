@@ -29,18 +29,18 @@ _WITH_PROMPT = 'add a prompt: --prompt "make the background white"'
 def manifest_of(
     given: Mapping[str, Any], settings: Mapping[str, Setting] | None = None
 ) -> Manifest:
-    """The manifest of a command line; `settings`: those of the run that it is for.
+    """Return the manifest of a command line; `settings` are the settings of its run.
 
-    Raises UsageError where there is none, or it is unclear.
+    Raises UsageError if no manifest is given, or if the inputs are ambiguous.
     """
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given)
 
         def recorded_by(manifest_name: str) -> Mapping[str, str] | None:
-            """Return names of results in the run's folder; None if a template names the files."""
+            """Return names of the files in the run's folder; None if a template names them."""
             if settings and settings["name"].origin != "default":
                 return None
-            if not settings or "output_dir" not in given:  # a shell completes, or texts are written
+            if not settings or "output_dir" not in given:  # shell completion, or texts are written
                 return {}
             return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
 
@@ -60,7 +60,7 @@ def manifest_of(
 
 
 def recorded_names(run: RunFolder) -> dict[str, str]:
-    """What each job's file is called in a run's folder, or will be, by custom_id."""
+    """Return the name of each job's file in a run's folder, existing or planned, by custom_id."""
     names = {}
     for custom_id, entry in readable_jobs(run.place).items():
         with suppress(BadValue, KeyError):
@@ -74,7 +74,7 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
 
 
 def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list[str]]:
-    """The pictures, if any are named, and the prompts; what was left out is told.
+    """Return the pictures, if any are named, and the prompts; skipped files are reported.
 
     Raises ManifestError with every fault of both.
     """
@@ -99,7 +99,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
 
 
 def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
-    """A hint where the names that are no files may be words of a prompt without its quotes."""
+    """Return a hint if the names that are not files may be words of an unquoted prompt."""
     if any(" " in text for text in prompt):
         return ""
     words = [name for name in names if not (os.path.lexists(name) or is_pattern(name))]
@@ -111,7 +111,7 @@ def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _refuse_pictures(names: Sequence[str]) -> None:
-    """Raises UsageError for what is to be edited, where nobody says how."""
+    """Raise UsageError for pictures without a prompt."""
     what, hint = "", _WITH_PROMPT
     if is_raw_name(names[0]) and not os.path.isdir(names[0]):
         what = "camera RAW files are not supported"
@@ -132,7 +132,7 @@ def _refuse_pictures(names: Sequence[str]) -> None:
 
 
 def _refuse_manifest(names: Sequence[str]) -> None:
-    """Raises UsageError for a manifest, whose lines have prompts of their own, beside --prompt."""
+    """Raise UsageError for a manifest together with --prompt: its lines have their own prompts."""
     for name in names:
         if name == "-" or (Path(name).suffix in MANIFESTS and os.path.isfile(name)):
             what = "--prompt is for pictures; manifest lines have their own prompts"

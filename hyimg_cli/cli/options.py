@@ -38,10 +38,10 @@ def option(
     is_basic: bool = False,
     **more: Any,
 ) -> Any:
-    """An option, as the default of its parameter, whose name is its flag unless `names` are given.
+    """Return an option, to be the default of a parameter; its flag is the parameter's name.
 
-    `panel`: where the help lists it, there without its default. `is_basic`: on the first screen of
-    a run's help.
+    `names`: flags to use instead. `panel`: the help panel that lists it, without its default.
+    `is_basic`: True to show it on the first screen of a run's help.
     """
     shown: dict[str, Any] = {"rich_help_panel": panel, "hidden": not is_basic}
     return typer.Option(default, *names, help=help, **{"show_default": False} | shown | more)
@@ -52,7 +52,7 @@ number = partial(option, metavar="<int>")
 
 
 def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A reader of one option's text, whose faults are the parser's."""
+    """Return a function that reads an option's text and reports faults as the parser does."""
 
     def parse(text: str) -> Any:
         try:
@@ -63,27 +63,27 @@ def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
-# An empty name, as of an unset variable, is not this folder.
+# An empty name, for example from an unset variable, does not mean the working folder.
 folder = _parser(FOLDER, Path)
-# A run's results may lie at an address.
+# A run's results may be at a remote address.
 place = _parser(RUN_FOLDER, partial(joined, Path()))
 
 
 def output(help: str, name: str = "--output-dir", **more: Any) -> Any:
-    """The `-o` of a command that is not a run's: a folder or a file to write."""
+    """Return the `-o` option of a command without a run: a folder or a file to write."""
     path: dict[str, Any] = {"parser": folder, "metavar": "<path>"}
     return option(help, "-o", name, **path | more)
 
 
 def settings_for(command: str) -> tuple[str, ...]:
-    """The names of the settings whose flags a command takes beside those of a run."""
+    """Return names of settings whose flags a command takes without a run's options."""
     return tuple(row.name for row in SETTINGS.values() if command in row.commands)
 
 
 def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of these settings, which it finds in `ctx.params`.
+    """Give a command the flags of these settings; their values are in `ctx.params`.
 
-    `panel`: where the help shows those of runs and models, instead of their own panels.
+    `panel`: the help panel for flags of runs and models, instead of their own panels.
     """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,7 +91,7 @@ def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Calla
 
         @wraps(command)
         def called(ctx: typer.Context, **given: Any) -> None:
-            # Before 0.29 typer leaves paths as words in a context.
+            # Before 0.29, typer leaves paths in a context as text.
             ctx.params |= given
             command(ctx, **{name: value for name, value in given.items() if name in own})
 
@@ -103,7 +103,7 @@ def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Calla
 
 
 def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
-    """A setting's flag: text, which its kind reads, or a truth."""
+    """Return a setting's flag: a switch, or text that the setting's kind parses."""
     is_truth = row.kind.schema is bool
     metavar = None if is_truth else f"<{row.kind.metavar}>"
     default = "" if row.default in (None, CHECKPOINT, "", False, ()) else f"default: {row.default}"
@@ -119,7 +119,7 @@ def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
         autocompletion=among(row.kind.choices) if row.kind.choices else None,
     )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    # Of names one flag may have several, and there may be several flags.
+    # A flag for names takes several at once, and may be repeated.
     of: Any = bool if is_truth else list[str] if row.kind is NAMES else str
     return inspect.Parameter(row.name, kind, default=flag, annotation=of | None)
 
@@ -175,9 +175,10 @@ HELP_ALL = typer.Option(
 
 
 def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]:
-    """`command` with every option of a run, which it finds in `ctx.params`: one list, so that
-    `generate`, `plan` and `check` read each other's lines. What only matters once jobs run changes
-    nothing in `plan` and `check`.
+    """Return `command` with every option of a run; their values are in `ctx.params`.
+
+    `generate`, `plan` and `check` share this list, so each accepts the others' command lines.
+    Options that matter only while jobs run have no effect on `plan` and `check`.
     """
 
     @takes(*(row.name for row in SETTINGS.values() if row.panel))
@@ -216,8 +217,9 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
 
 
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
-    """Every setting with its value and origin, from flags, environment and recipe; of a command
-    that may leave out `hyimg.toml`, from that file as well, which is told.
+    """Return every setting with its value and origin, from flags, environment and recipe.
+
+    A command with --no-config also reads `hyimg.toml`, and prints a note about it.
     """
     refuse_misspelt(os.environ)
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
@@ -229,8 +231,9 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def refuse_misspelt(environ: Mapping[str, str]) -> None:
-    """Raise UsageError for a HYIMG_ variable that looks like a typing error: others with this
-    prefix may belong to others.
+    """Raise UsageError for a HYIMG_ variable whose name looks like a typing error.
+
+    Any other unknown HYIMG_ variable is ignored: it may belong to another program.
     """
     for variable in sorted(environ.keys() - {row.variable for row in SETTINGS.values()}):
         name = variable.removeprefix(PREFIX)
@@ -241,7 +244,7 @@ def refuse_misspelt(environ: Mapping[str, str]) -> None:
 
 
 def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the working folder's own file, unless it is left out, or is the recipe itself."""
+    """Return the settings in `hyimg.toml` here; none if it is ignored or is the recipe itself."""
     named = given.get("recipe")
     if (
         given.get("no_config", True)
@@ -256,25 +259,25 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def output_folder(settings: Mapping[str, Setting], manifest_name: str) -> Path:
-    """Return the folder for results: as asked, else one under `runs`."""
+    """Return the folder for results: the one given, else one under `runs`."""
     given = settings["output_dir"].value
     return joined(Path(), given) if given else Path("runs") / manifest_name
 
 
 def cache_folder(settings: Mapping[str, Setting]) -> Path | None:
-    """Where the disk cache lies: as asked, else in the user's own; None where there is none."""
+    """Return the disk cache's folder: the one given, else the user's; None without a home."""
     given, shared = settings["cache_dir"].value, Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         if given is not None:
             return Path(given).expanduser()
-        # A relative one is to be ignored, says the XDG specification.
+        # The XDG specification says to ignore a relative path.
         return (shared if shared.is_absolute() else Path.home() / ".cache") / "hyimg"
     except RuntimeError:  # a user without a home
         return None
 
 
 def run_config(settings: Mapping[str, Setting], folder: Path) -> RunConfig:
-    """The run that the settings describe, with results in `folder`."""
+    """Return the run configuration that the settings describe, with results in `folder`."""
     has_cache = settings["disk_cache"].value
     config = build_run_config(settings, folder, cache_folder(settings) if has_cache else None)
     keep_copies_in(DiskStore(config.cache.folder, config.cache.budget_bytes))

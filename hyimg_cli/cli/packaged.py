@@ -9,7 +9,7 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 
 
 def read(name: str) -> Manifest:
-    """The manifest that a command line names: a file, `-` for stdin, or a packaged one."""
+    """Read the manifest that a command line names: a file, `-` for stdin, or a packaged one."""
     path = Path(name)
     if name == "-":
         return read_manifest("-")
@@ -28,12 +28,12 @@ def read(name: str) -> Manifest:
 
 
 def names() -> list[str]:
-    """The packaged manifests."""
+    """Return the names of the packaged manifests."""
     return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
 
 
 def recipes_folder() -> Path:
-    """Inside an installed package, or at the top of a checkout."""
+    """Return the folder of recipes, in an installed package or at the top of a checkout."""
     package = Path(hyimg_cli.__file__).parent
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parent / "recipes"

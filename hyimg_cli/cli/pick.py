@@ -28,7 +28,7 @@ from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.options import CANDIDATES as CANDIDATES_PANEL
 
-# The rule, and how more candidates are drawn where --rounds asks for them: lines say the rest.
+# Settings of the pick rule, and of drawing more candidates for --rounds; lines have the rest.
 _SETTINGS = tuple(
     row.name
     for row in sorted(SETTINGS.values(), key=lambda row: row.panel != CANDIDATES_PANEL)
@@ -81,7 +81,7 @@ def pick(
             what = "the run does not record how its candidates were drawn"
             hint = "add --rounds to the hyimg generate command that drew them"
             raise UsageError(what, where=run, hint=hint, code="usage.rounds")
-        # As the command that drew the first; each line is one candidate already.
+        # Draft steps as for the first candidates; each line is already one candidate.
         counts = (one.result.get("denoise_steps") for some in pool.values() for one in some)
         steps = max(filter(None, counts), default=None) if finals is not None else None
         config = replace(config, candidates=replace(config.candidates, draft_steps=steps))
@@ -104,7 +104,7 @@ def pick(
 
 
 def _chosen(texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Choices as the command line has them; several of one line are all picked, in their order."""
+    """Yield the choices of --choose; several for one line are all picked, in their order."""
     by_line: dict[str, list[str]] = {}
     for text in texts:
         of, sign, name = text.partition("=")
@@ -118,7 +118,7 @@ def _chosen(texts: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def _saved(path: Path) -> Iterator[dict[str, Any]]:
-    """Choices that the page saved. Raises UsageError for a line that is none."""
+    """Yield the choices that the page saved. Raises UsageError for a line that is not a choice."""
     for number, line in enumerate(read_lines(path), 1):
         of, picked = line.get("candidate_of"), line.get("picked")
         names = picked if isinstance(picked, list) else []

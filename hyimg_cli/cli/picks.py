@@ -26,8 +26,9 @@ _MOST_SHOWN = 20
 
 
 def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
-    """Report the picks and the reasons for rejections. Return the exit code: 1 if a line has no
-    accepted candidate.
+    """Report the picks and the reasons for rejections, and return the exit code.
+
+    It is 1 if a line has no accepted candidate.
     """
     tell = render.note_unless(style.is_quiet)
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
@@ -44,7 +45,7 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
     )
     said = f"{counted(len(picks), 'line')}, {len(picks) - len(poor)} with an accepted candidate"
     tell(f"{said}; rejected: {rejected or 'none'}")
-    # Of the scorer that never chooses.
+    # The audit scorer's values; it never chooses.
     for name in dict.fromkeys(name for one in picks for name in one["audit"]):
         audits = [one["audit"][name] for one in picks if name in one["audit"]]
         if known := [means for means in audits if None not in means.values()]:
@@ -59,7 +60,7 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
 
 
 def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
-    """Draw candidates, score and pick, as `hyimg generate … --score …` does; the exit code."""
+    """Draw, score and pick candidates (`hyimg generate … --score …`); return the exit code."""
     from hyimg_cli.scoring.best_of import BestOf
 
     place = str(request.config.output.folder)
@@ -74,7 +75,7 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
 
 
 def refresh_pages(place: Path) -> None:
-    """Show the picks on the pages that a run and its drafts have."""
+    """Show the picks on the report pages of a run and of its drafts."""
     from hyimg_cli.report.run_page import NAME, RunPage
 
     for folder in (place, place / DRAFTS):
@@ -83,7 +84,7 @@ def refresh_pages(place: Path) -> None:
 
 
 def _values(line: Mapping[str, Any]) -> str:
-    """The values of the first one picked."""
+    """Return the values of the first picked candidate."""
     first = next((one for one in line["ranking"] if one["custom_id"] in line["picked"]), None)
     values = (first or {}).get("final_values") or (first or {}).get("values") or {}
     found = ", ".join(f"{name} {value:g}" for name, value in values.items() if "." not in name)

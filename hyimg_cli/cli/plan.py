@@ -34,9 +34,9 @@ from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.units import bytes_text, counted, time_text
 
-# Dense bfloat16, by NVIDIA's data sheets of H100 SXM and H200.
+# Dense bfloat16, from NVIDIA's data sheets for the H100 SXM and H200.
 _H100_FLOPS = 989e12
-# A text that takes a job longer than this is better written elsewhere.
+# If a job's text takes longer than this, the plan advises to write it elsewhere.
 _HOPELESS_TEXT_S = 60.0
 # The stages of a run in words.
 _STAGES = {"load": "start and load", "decode": "decode and write"}
@@ -51,7 +51,7 @@ def plan(ctx: typer.Context) -> None:
 
 
 def show_plan(given: Mapping[str, Any]) -> int:
-    """Print the plan of what is left of a manifest, and return the exit code; only reads."""
+    """Print the plan for the remaining jobs and return the exit code; writes no files."""
     style = render.style_of(given)
     render.remarks(remark_unsplit(given["shard"]), style)
     request = drafts_of(request_of(given))
@@ -62,7 +62,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         render.remarks([said], style)
     every, invalid = runner.accept(request.manifest, request.settings)
     every, cards = tuple(request.change(every)), runner.cards(config.model.revision)
-    if not invalid:  # a faulty line may be of the other kind
+    if not invalid:  # a faulty line may be of the kind that the setting affects
         render.remarks(without_effect(request.settings, every, cards), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
@@ -85,7 +85,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         stages = eta.stages_s
         time = {"seconds": sum(stages.values()), "runs": eta.runs, "stages": stages}
         held = {model: asdict(one) | {"total": one.total} for model, one in memory.items()}
-        # Where layers are split, by rank as well.
+        # If layers are split over ranks, also by rank.
         by_rank = {model: ranks for model, one in held.items() if (ranks := one.pop("ranks"))}
         weights: dict[str, Any] = {model: one.weights for model, one in memory.items()}
         facts = _as_json(order, costs) | {"weight_bytes": weights | components, "memory": held}
@@ -121,7 +121,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
 
 
 def _time_lines(eta: Eta) -> Iterator[str]:
-    """The estimated time, or how to get an estimate."""
+    """Yield lines with the estimated time, or with how to get an estimate."""
     if eta.unknown:
         models = ", ".join(eta.unknown)
         yield f"time: unknown, no earlier run of {models} had these settings and kinds of jobs"
@@ -135,7 +135,7 @@ def _time_lines(eta: Eta) -> Iterator[str]:
 
 
 def _networks(order: Plan, config: RunConfig) -> dict[str, Networks]:
-    """The networks of each model that denoises latents."""
+    """Return the networks of each model that denoises latents."""
     choice, found = config.model, dict[str, Networks]()
     for group in order.groups:
         if isinstance(group, VideoGroup):
@@ -171,7 +171,7 @@ def _memory_lines(
 
 
 def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[str, str]]:
-    """Models that do not fit into `memory_gb`, with that and what would make them fit."""
+    """Yield each model that does not fit into `memory_gb`, with that limit and a remedy."""
     there = configured_memory(config, replicas=replicas)
     if there is None:
         return
@@ -190,7 +190,7 @@ def _limit_lines(
     *,
     has_pictures: bool,
 ) -> Iterator[str]:
-    """Lines on replicas, the offload and the GPU's part, for the figures before."""
+    """Yield lines on replicas, offload and the share of GPU memory, below the memory figures."""
     if replicas > 1:
         place = "a GPU each" if precision(config.model)[0] == "cuda" else "in one memory"
         yield f"  {replicas} replicas, {place}: each needs this memory"
@@ -215,7 +215,7 @@ def _limit_lines(
 
 
 def _expert_lines(order: Plan, config: RunConfig, *, think: int) -> Iterator[str]:
-    """Lines on experts that wait in main memory: what fetching them costs, and what spares it."""
+    """Yield lines on experts in main memory: the time to fetch them, and how to avoid it."""
     if not config.model.offloads_experts:
         return
     link = measured_link(config)
@@ -253,7 +253,7 @@ def _as_json(order: Plan, costs: PlanForecast) -> dict[str, Any]:
 
 
 def _lines(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[str]:
-    """The plan as text: a block for each group, and of several one for all pictures together."""
+    """Yield the plan as text: a block for each group, then totals if there are several."""
     videos = list[VideoForecast]()
     for number, (group, cost) in enumerate(zip(order.groups, costs.groups, strict=True), 1):
         yield f"group {number}: {group.model}, size {group.size_class}"
@@ -301,7 +301,7 @@ def _video_lines(video: VideoForecast) -> Iterator[str]:
 
 
 def _card_lines(cost: VideoForecast | LatentCost) -> Iterator[str]:
-    """Memory of a job without the weights, and the flags with which each GPU fits it."""
+    """Yield lines with a job's memory without weights, and the flags with which each GPU fits."""
     denoise, decode = (bytes_text(cost.memory[moment].work) for moment in ("denoise", "decode"))
     yield f"  memory besides weights: about {denoise} to denoise, {decode} to decode"
     yield f"  by GPU memory: {cards_text(cost.cards)}"
@@ -314,7 +314,7 @@ def _steps_text(cost: Cost | VideoForecast) -> str:
 
 
 def _floor_text(flops: int) -> str:
-    """Floating-point operations, and the time that no run can go below on a fast GPU."""
+    """Return the floating-point operations and the minimum time for them on a fast GPU."""
     units = (("PFLOP", 1e15), ("TFLOP", 1e12))
     unit, size = next((one for one in units if flops >= one[1]), ("GFLOP", 1e9))
     least = time_text(flops / _H100_FLOPS)
@@ -322,7 +322,7 @@ def _floor_text(flops: int) -> str:
 
 
 def _rank_lines(video: VideoForecast) -> Iterator[str]:
-    """Which rank decodes how much of a video, and what that can save at most."""
+    """Yield lines on how much of a video each rank decodes, and the maximum speed-up."""
     decode = video.decode
     areas = " + ".join(f"{share.area:,}" for share in decode.shares)
     ranks = counted(len(decode.shares), "rank")
@@ -341,7 +341,7 @@ def _rank_lines(video: VideoForecast) -> Iterator[str]:
 
 
 def _cost_lines(cost: Cost, *, has_text: bool) -> Iterator[str]:
-    """`has_text`: of pictures some of whose models have a text stage."""
+    """Yield lines on the cost of pictures; `has_text`: some of their models have a text stage."""
     jobs, steps, kv = counted(cost.jobs, "job"), _steps_text(cost), bytes_text(cost.kv_bytes_peak)
     saved = cost.prefix_rows_unshared - cost.prefix_rows
     reused = f"denoising: reuses {saved:,} of {cost.prefix_rows_unshared:,} prompt tokens"

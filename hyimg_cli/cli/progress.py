@@ -21,10 +21,9 @@ from hyimg_cli.spec.events import JobEnded, JobStarted, Remark
 
 @dataclass
 class Report:
-    """Shows a run's events in the style asked for, and closes with a summary.
+    """Shows a run's events in the chosen style, then a summary.
 
-    `again` is the command line that resumes the run, `retry` the one that tries its failed jobs
-    again.
+    `again`: the command line that resumes the run; `retry`: the one that retries failed jobs.
     """
 
     style: Style
@@ -50,7 +49,7 @@ class Report:
                     json_line(outcome_to_json(event.outcome))
 
     def _end(self, end: RunEnded) -> None:
-        """Sum up; a run that an error ended before its first job has nothing to sum up."""
+        """Print the summary, except after an error before the first job."""
         self.view.__exit__()
         is_stopped = isinstance(end.error, Interrupted | KeyboardInterrupt)
         if end.error is not None and not is_stopped and not self.has_begun:
@@ -65,12 +64,12 @@ class Report:
         if self.style.as_json:
             try:
                 json_line({"summary": counts.to_json(), "output_dir": self.place})
-            except (StorageError, BrokenPipeError) as error:  # the jobs have their lines
+            except (StorageError, BrokenPipeError) as error:  # result lines are written
                 note(f"no summary: {error}; see {self.place}/results.jsonl")
 
 
 def show_remark(remark: Remark, style: Style) -> None:
-    """Print a remark on standard error; with -q only faults."""
+    """Print a remark on standard error; with -q, only faults."""
     if remark.kind == "note":
         remarks([remark.text], style)
     elif remark.kind == "fault" or not style.is_quiet:
@@ -79,9 +78,11 @@ def show_remark(remark: Remark, style: Style) -> None:
 
 @contextmanager
 def stoppable(request_stop: Callable[[int], bool] = lambda _: False) -> Iterator[None]:
-    """SIGINT and SIGTERM in a block: the first stops after the current denoise step, or the edit
-    that is being finished again; the second at once. Where `request_stop` has nothing to stop in
-    order, Interrupted leaves the block. The former handlers come back at the end.
+    """Handle SIGINT and SIGTERM in a block: the first stops in order, the second at once.
+
+    In order means after the current denoise step, or after the edit that is being finished again.
+    Raises Interrupted at the first signal if `request_stop` returns False: there is nothing to
+    stop in order. The former handlers are restored at the end.
     """
     asked: list[int] = []
 
@@ -90,7 +91,8 @@ def stoppable(request_stop: Callable[[int], bool] = lambda _: False) -> Iterator
             os._exit(128 + signal_number)
         asked.append(signal_number)
         if not request_stop(signal_number):
-            # NOTE: readers of pictures catch every Exception, so it is none until it is out here.
+            # NOTE: picture readers catch every Exception, so use one that is not an Exception
+            # until the block is left.
             raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -107,8 +109,9 @@ def stoppable(request_stop: Callable[[int], bool] = lambda _: False) -> Iterator
 def show_run(
     run: ManifestRun, style: Style, *, again: str, retry: str, texts: Path | None = None
 ) -> int:
-    """Run a manifest's jobs, or write their `texts` to that file, and show it; the exit code, 1
-    where a job failed, a line was none, or a result is beyond a gate.
+    """Run a manifest's jobs, or write their texts to `texts`, and return the exit code.
+
+    It is 1 if a job failed, a line was invalid, or a result failed a gate.
     """
     place = shown_place(texts or run.request.config.output.folder)
     report = Report(style, place, again, retry)

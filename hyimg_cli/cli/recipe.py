@@ -17,16 +17,17 @@ FOLDERS_OWN = Path("hyimg.toml")
 
 
 def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
-    """The settings of a recipe file by name, typed. Raises RecipeError at the first fault; of a
-    file that nobody named, also for what it may not decide: which weights are loaded, which scorers
-    run, and where is written.
+    """Return the settings in a recipe file by name, with typed values.
+
+    Raises RecipeError at the first fault. A file that was found rather than named must also not
+    set which weights are loaded, which scorers run, or which folders are written.
     """
     try:
         tables = tomllib.loads(text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True))
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
         raise RecipeError(what, where=path, code="recipe.unreadable") from None
-    # Of bytes that are not UTF-8, of a number with too many digits, and of too many brackets, too.
+    # Also for bytes that are not UTF-8, numbers with too many digits, and too many brackets.
     except (ValueError, RecursionError) as error:
         what = f"not valid TOML: {error}"
         raise RecipeError(what, where=path.name, code="recipe.not-toml") from None

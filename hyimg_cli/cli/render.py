@@ -18,16 +18,16 @@ from hyimg_cli.errors import HyimgError, StorageError, UsageError
 from hyimg_cli.spec.printed import printable
 
 PROGRESS = ("auto", "rich", "plain", "none")
-# Of one fault that many lines have, so many are named.
+# Places shown for a fault that many lines share.
 PLACES = 10
-# Characters of a message's part.
+# Maximum characters of each part of a message.
 LONGEST = 2000
 
 
 def line(text: str) -> None:
-    """One line of data, on stdout.
+    """Print one line of data on stdout.
 
-    Raises StorageError where it cannot be written; a reader that closed its pipe is typer's.
+    Raises StorageError if it cannot be written. BrokenPipeError is left to typer.
     """
     try:
         print(printable(text, sys.stdout.encoding or "utf-8"), flush=True)
@@ -38,53 +38,54 @@ def line(text: str) -> None:
 
 
 def lines(text: str) -> None:
-    """Data of several lines, on stdout."""
+    """Print several lines of data on stdout."""
     for one in text.split("\n"):
         line(one)
 
 
 def note(text: str, *, before: str = "") -> None:
-    """One line for the reader, on stderr; `before` it our own words, as they are. A reader who is
-    gone, or a full log, ends no run.
+    """Print one line for the user on stderr; `before` is trusted text, printed unchanged.
+
+    Write errors, such as a closed pipe or a full disk, are ignored and do not end a run.
     """
     with suppress(OSError):
-        # In one piece: a run's status comes from a thread of its own.
+        # In one write: a run's status is printed by another thread.
         print(f"{before}{printable(text)}\n", end="", file=sys.stderr, flush=True)
 
 
 def note_unless(is_quiet: bool) -> Callable[[str], object]:
-    """Return `note`, or what prints nothing where only errors are wanted."""
+    """Return `note`, or a function that prints nothing if only errors are wanted."""
     return str if is_quiet else note
 
 
 def remarks(texts: Iterable[str], style: "Style") -> None:
-    """Say what the reader should know, unless only errors are wanted."""
+    """Print notes for the user, unless only errors are wanted."""
     for text in texts:
         if not style.is_quiet:
             note(f"note: {text}")
 
 
 def command_line(ctx: typer.Context, *, without: Collection[str] = ()) -> str:
-    """The command that is running, as typed, to run it again."""
+    """Return the running command as typed, to run it again."""
     return shlex.join(["hyimg", *(word for word in ctx.obj if word not in without)])
 
 
 def json_line(value: Mapping[str, Any]) -> None:
-    """One JSON object on a line of stdout."""
+    """Print a JSON object on one line of stdout."""
     line(json.dumps(value, ensure_ascii=False))
 
 
 def error(fault: HyimgError) -> None:
-    """An error as `error[code]: what / --> where / hint: …`; of several faults, each."""
+    """Print an error as `error[code]: what / --> where / hint: …`, or each of its faults."""
     errors((*getattr(fault, "faults", ()), fault))
 
 
 def errors(faults: Iterable[HyimgError]) -> None:
-    """Each fault, in order; one that many lines have is told once, with the first of its places."""
+    """Print each fault in order; one that many lines share once, with its first places."""
     same_faults: dict[tuple[str, str, str], list[HyimgError]] = {}
     for fault in faults:
         same_faults.setdefault((fault.code, fault.what, fault.hint), []).append(fault)
-    # As elsewhere: no colour for a reader that is no terminal, or who wants none.
+    # No colour if stderr is not a terminal, or if NO_COLOR is set.
     has_colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     for (code, what, hint), same in same_faults.items():
         head = f"error[{code}]"
@@ -94,7 +95,7 @@ def errors(faults: Iterable[HyimgError]) -> None:
             if one.where:
                 note(f"  --> {shorten(one.where)}")
         if len(same) > PLACES:
-            # Pairs of eval are no jobs.
+            # Pairs of eval are not jobs.
             by = "" if code == "eval.pair" else "; hyimg check --json names every one"
             note(f"  --> and {len(same) - PLACES} more{by}")
         if hint:
@@ -102,12 +103,12 @@ def errors(faults: Iterable[HyimgError]) -> None:
 
 
 def shorten(text: str) -> str:
-    """A text, perhaps a whole file, as far as a message has room for it."""
+    """Return a text, perhaps a whole file, cut to the length that a message allows."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
 
 
 def internal_error(trace: str) -> None:
-    """A mistake of ours: the traceback, and what to do with it."""
+    """Print a bug's traceback, and how to report it."""
     what = "error[internal]: this is a bug in hyimg"
     hint = "  hint: report it with the lines above; finished results are kept"
     for text in (*trace.rstrip().split("\n"), what, hint):
@@ -115,7 +116,7 @@ def internal_error(trace: str) -> None:
 
 
 def log_to_stderr(verbosity: int) -> None:
-    """Log records of hyimg and the libraries: warnings, with -v infos, with -vv everything."""
+    """Log hyimg and the libraries to stderr: warnings; with -v infos, with -vv everything."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
 
@@ -130,7 +131,7 @@ class Style:
 
 
 def style_of(given: Mapping[str, Any]) -> Style:
-    """The style that a command line asks for. Raises UsageError for one that does not exist."""
+    """Return the style given on the command line. Raises UsageError for an unknown one."""
     if given["progress"] not in PROGRESS:
         hint = f"allowed: {', '.join(PROGRESS)}"
         raise UsageError(f"--progress {given['progress']!r} is not known", hint=hint)

@@ -26,7 +26,7 @@ from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.options import MODEL
 
 _replay_option = partial(o.option, panel="What is replayed")
-# A replay is one job, asked for now: it is compared by its own record, and nothing is skipped.
+# A replay runs one job and skips nothing; the result is compared with the file's own record.
 ALWAYS = {"metadata": True, "report": False, "skip_invalid": False, "prewarm": False, "replicas": 1}
 _SETTINGS = o.settings_for("replay")
 AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
@@ -92,7 +92,7 @@ def _run(given: Mapping[str, Any], again: str) -> int:
     request = RunRequest(source.manifest, config, settings, policy=AGAIN)
     code = show_run(ManifestRun(request), style, again=again, retry=again)
     made_again = RunFolder(folder).results().get(source.custom_id, {})
-    # Exit code 1 of a gate does not concern a replay.
+    # A failed gate (exit code 1) does not matter to a replay.
     if code > 1 or made_again.get("status") != "done":
         return code
     original = compared_file(described)

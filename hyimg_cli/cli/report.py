@@ -34,7 +34,7 @@ def report(
     """
     if output is not None and not single_file:
         raise UsageError("-o needs --single-file", hint="add --single-file, or remove -o")
-    # Imported here: a page of help needs none of it.
+    # Imported here: help pages do not need it.
     if single_file:
         from hyimg_cli.report.single_file import single_file as page_in_one
 

@@ -12,7 +12,7 @@ from hyimg_cli.journal.resume import ResumePolicy
 
 
 def request_of(given: Mapping[str, Any], folder: Path | None = None) -> RunRequest:
-    """The run that a command line asks for; results go to `folder`, or where its settings say."""
+    """Return the run of a command line; results go to `folder`, or the folder in its settings."""
     selection = Selection(given["select"], given["limit"], shard_named(given["shard"]))
     policy = {name: given[name] for name in ("resume", "retry_failed", "force") if name in given}
     settings = o.settings_of(given)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def status(run: RunPlanned, doing: str) -> str:
-    """How far a run is: what it is at, how long it took, how long the rest will take."""
+    """Return a run's status: what it is doing, the time so far, and the time left."""
     parts = [doing, f"{time_text(run.eta.elapsed_s)} so far"]
     rate, seconds = run.summary.seconds_per_picture, run.eta.left_s
     parts += [] if rate is None else [f"{time_text(rate)} a job"]
@@ -30,7 +30,7 @@ def status(run: RunPlanned, doing: str) -> str:
 
 
 def read_text(read: int, nbytes: int) -> str:
-    """How many bytes of weights are read; empty where nobody knows."""
+    """Return how many bytes of weights are read; empty if unknown."""
     if not (read and nbytes):
         return ""
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
@@ -38,7 +38,7 @@ def read_text(read: int, nbytes: int) -> str:
 
 
 def summary(counts: Summary, place: str) -> str:
-    """Counts, times, and where the pictures are."""
+    """Return a sentence with the counts, the times, and the folder of the results."""
     parts = [f"{counts.done:,} done", f"{counts.failed:,} failed", f"{counts.skipped:,} skipped"]
     parts += [f"{counts.invalid:,} invalid"] if counts.invalid else []
     parts += [f"{counts.left:,} left"] if counts.left else []
@@ -56,7 +56,7 @@ def summary(counts: Summary, place: str) -> str:
 
 
 def describe_readiness(event: Readiness) -> str:
-    """Sentences about a session, or one of several replicas, beside its jobs."""
+    """Return a sentence on an event of a session, or of one of several replicas."""
     who = "" if event.replica is None else f"replica {event.replica}: "
     match event:
         case ModelLoading():
@@ -85,7 +85,7 @@ def describe_readiness(event: Readiness) -> str:
 
 
 def describe_outcome(outcome: Outcome) -> str:
-    """A finished job on one line."""
+    """Return one line on a finished job."""
     if outcome.error is not None:
         hint = f" ({outcome.error.hint})" if outcome.error.hint else ""
         text = f"{outcome.custom_id}: failed[{outcome.error.code}]: {outcome.error.message}{hint}"
@@ -95,15 +95,15 @@ def describe_outcome(outcome: Outcome) -> str:
 
 
 def _describe_results(outcome: Outcome) -> str:
-    """Sentence on a job's outcome, and how long it took."""
-    # Of the time in which it worked together with others its share.
+    """Return the result files of a job, how long it took, and how it was made."""
+    # Includes only the job's share of the time in which jobs ran together.
     seconds = time_text(outcome.share_s.get("total", 0.0))
     if not (outcome.outputs or outcome.denoise_steps):
         return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
     is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
     status = outcome.kv_reuse.status if outcome.kv_reuse and not is_video else ""
-    # A hit is as it should be.
+    # A hit is expected, so only -v shows it.
     is_told = status and (status != "hit" or logger.isEnabledFor(logging.INFO))
     reuse = f", KV reuse {status}" if is_told else ""
     cache = outcome.step_cache

@@ -82,8 +82,8 @@ def serve(
         what = f"--host {host} lets other machines connect without an API key"
         hint = f"give --api-key-file, or set {VARIABLE}"
         raise UsageError(what, hint=hint, code="usage.no-key")
-    # Before torch is imported: on a busy CPU, threads that spin while they wait for each other
-    # make loading ten times slower.
+    # Set this before torch is imported: on a busy CPU, threads that spin while they wait make
+    # loading ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from hyimg_cli.engine.service import Service
     from hyimg_cli.serve.app import HttpServer, Server
@@ -110,7 +110,7 @@ def serve(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket at an address. Raises UsageError if it cannot be had."""
+    """Return a socket that is bound to an address. Raises UsageError if that fails."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(place[:2], family=family)

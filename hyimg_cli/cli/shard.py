@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from hyimg_cli.errors import UsageError
 
-# Of a queue's tasks: the variable of this one's number, of how many there are, of the least number,
-# of the greatest, and of the step from one to the next. Ranks of one job (RANK, WORLD_SIZE) are no
-# shards.
+# A job scheduler's variables for a task: its number, the number of tasks, the minimum and maximum
+# task number, and the step between them. Ranks of one job (RANK, WORLD_SIZE) are not shards.
 _QUEUES = (
     tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX", "STEP")),
     ("SKYPILOT_JOB_RANK", "SKYPILOT_NUM_JOBS", "", "", ""),
@@ -19,9 +18,9 @@ _QUEUES = (
 def shard_named(
     text: str | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[int, int] | None:
-    """`2/4` as (2, 4), counted from 1; `auto` and `auto/4` by what a queue tells its tasks.
+    """Parse `2/4` as (2, 4), counted from 1; `auto` and `auto/4` by the scheduler's variables.
 
-    Raises UsageError.
+    Raises UsageError if the text or a variable cannot be used.
     """
     if text is None:
         return None
@@ -37,8 +36,9 @@ def shard_named(
 
 
 def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A remark for a task of a queue that nobody told to take its part: it may have a manifest of
-    its own, so the part is never taken by itself.
+    """Return a remark for a scheduler's task that runs without --shard, or nothing.
+
+    Its part is never taken automatically: each task may have its own manifest.
     """
     what = "is set, but this run takes all jobs; --shard auto takes only this task's part"
     tasks = [names[0] for names in _QUEUES if environment.get(names[0])]
@@ -46,7 +46,7 @@ def remark_unsplit(text: str | None, environment: Mapping[str, str] = os.environ
 
 
 def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> tuple[int, int]:
-    """The shard of this task; `given`: how many there are, by the user."""
+    """Return the shard of this task; `given`: the number of shards that the user gave."""
     queue = next((names for names in _QUEUES if environment.get(names[0])), None)
     if queue is None:
         known = ", ".join(names[0] for names in _QUEUES)
@@ -76,7 +76,7 @@ def _of_queue(text: str, given: int | None, environment: Mapping[str, str]) -> t
 
 
 def _number(name: str, environment: Mapping[str, str]) -> int | None:
-    """A variable that a queue sets; None where there is none of that name."""
+    """Return the value of a scheduler's variable; None if it is unset or has no name."""
     text = environment.get(name, "") if name else ""
     if text and not re.fullmatch(r"[0-9]{1,18}", text):
         raise _refusal(f"{name} is {text!r}, not a number", "name the shard: --shard 2/4")

@@ -14,7 +14,7 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.options import MODEL, RUN, SAMPLING
 
-# Of the settings that a run takes, those that not only a picture's making or its folder reads.
+# The settings of a run, without those that only drawing or the output folder uses.
 _SETTINGS = tuple(
     row.name
     for row in SETTINGS.values()

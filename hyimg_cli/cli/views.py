@@ -31,13 +31,13 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.printed import printable
 
-# Between looks at what changes without an event, and between plain lines that say how far it is.
+# Seconds between updates without an event, and between plain status lines.
 _TICK_S = 0.2
 _STATUS_S = 30.0
 
 
 class View:
-    """One line for each failed job, and nothing else."""
+    """Prints one line for each failed job, and nothing else."""
 
     def __enter__(self) -> Self:
         return self
@@ -51,12 +51,13 @@ class View:
 
 
 class PlainView(View):
-    """One line when a model is on its way, ready or warm, one for each finished job, and after half
-    a minute at most one that says how far the run is: a thread looks a few times a second.
+    """Prints one line for each finished job and model event, and a status line now and then.
+
+    A thread checks a few times a second; status lines are at least half a minute apart.
     """
 
     def __init__(self, planned: RunPlanned, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`planned` follows the run: it is told events before they are shown here."""
+        """Start with the plan of a run; `planned` receives each event before it is shown here."""
         self._clock = clock
         self._told_at = clock()
         self._planned = planned
@@ -64,7 +65,7 @@ class PlainView(View):
         self._lock = Lock()
         self._is_over = threading.Event()
         self._ticker = threading.Thread(target=self._keep_ticking, daemon=True)
-        # The model on its way, and what was read of it.
+        # The model that is loading, and how much of it was read.
         self._loading: tuple[ModelLoading, WeightsRead] | None = None
 
     def __enter__(self) -> Self:
@@ -85,7 +86,7 @@ class PlainView(View):
             self._show(event)
 
     def tick(self) -> None:
-        """Bring up to date what changes without an event."""
+        """Update the parts that change without an event."""
         with self._lock:
             if self._loading is not None:
                 self._loading[1].look()
@@ -93,12 +94,12 @@ class PlainView(View):
 
     @property
     def ended(self) -> int:
-        """How many jobs are done or failed."""
+        """Number of jobs that are done or failed."""
         return self._total - self._planned.summary.left
 
     @property
     def loading(self) -> str:
-        """The model that is loading and how much of it was read; empty while none is."""
+        """The model that is loading and how much of it was read; empty if none is."""
         if self._loading is None:
             return ""
         event, read = self._loading
@@ -124,8 +125,9 @@ class PlainView(View):
 
 
 class RichView(PlainView):
-    """Bars in place of most lines: one over all jobs with the rate and the time that is left, and
-    one for each phase that has jobs.
+    """Shows bars in place of most lines: one for all jobs, and one for each phase with jobs.
+
+    The bar for all jobs shows the rate and the time left.
     """
 
     def __init__(self, planned: RunPlanned) -> None:
@@ -139,7 +141,7 @@ class RichView(PlainView):
             *columns, console=Console(stderr=True, highlight=False, emoji=False), transient=True
         )
         self._all = self.bars.add_task("all jobs", total=self._total, count="")
-        # Jobs between their start and their end, the one that moved last behind the others.
+        # Jobs between their start and their end; the one that moved last comes last.
         self._at_work: dict[str, Progress] = {}
         self._of_phase: dict[str, TaskID] = {}
 
@@ -166,13 +168,13 @@ class RichView(PlainView):
         self._move()
 
     def _move(self) -> None:
-        """Update every bar; remove those of phases without jobs."""
+        """Update every bar; remove the bars of phases without jobs."""
         jobs = self._at_work.values()
-        # In pictures, their denoise steps.
+        # The fraction of denoise steps that are done, added up over jobs: a number of pictures.
         drawn = sum(at.done / at.total for at in jobs if at.total)
         count = status(self._planned, f"{self.ended}/{self._total}")
         self.bars.update(self._all, completed=self.ended + 0.9 * drawn, count=count)
-        # By phase: text, done, total, count of its job, or of several the one that moved last.
+        # By phase: text, done, total and count of its job; with several jobs, the last to move.
         rows: dict[str, tuple[str, int, int, str]] = {}
         for phase in sorted({at.phase for at in jobs}):
             *others, at = (at for at in jobs if at.phase == phase)
@@ -202,10 +204,10 @@ class RichView(PlainView):
 
 
 def view_of(style: Style, planned: RunPlanned) -> View:
-    """The view that fits: Rich on a terminal, a line for each finished job elsewhere."""
+    """Return the view to use: bars on a terminal, a line for each finished job elsewhere."""
     if style.is_quiet or style.progress == "none":
         return View()
-    # A terminal of which nothing is known, as in an editor, shows no bar at all.
+    # A dumb terminal, as in an editor, cannot show bars.
     has_bars = sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
     if style.progress == "rich" or (style.progress == "auto" and has_bars):
         return RichView(planned)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class WeightsRead:
-    """Bytes read since it was made, by this process or, with `of_children`, by those it started."""
+    """Bytes read since creation, by this process or, with `of_children`, by its children."""
 
     def __init__(self, *, of_children: bool = False) -> None:
         self.nbytes = 0
@@ -16,13 +16,13 @@ class WeightsRead:
         self._before = self._in_memory()
 
     def look(self) -> None:
-        """Count what was read since the last look; several a second miss little."""
+        """Count the bytes read since the last look; a few looks a second miss little."""
         for process, nbytes in self._in_memory().items():
             self.nbytes += max(0, nbytes - self._before.get(process, nbytes))
             self._before[process] = nbytes
 
     def _in_memory(self) -> dict[int, int]:
-        """Bytes of files in memory, by process; 0 where the system does not tell."""
+        """Return bytes of files in memory by process; 0 if the system does not report it."""
         import psutil
 
         here, found = psutil.Process(), dict[int, int]()

@@ -1,1 +1,1 @@
-"""Checks of a machine before a run; each reports its findings."""
+"""Checks of a machine before a run."""

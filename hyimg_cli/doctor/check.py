@@ -1,4 +1,4 @@
-"""The result of a check, and text made safe to pass on."""
+"""The result of a check, and text that is safe to share."""
 
 import re
 import time
@@ -10,17 +10,17 @@ from typing import Literal
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.settings.run import RunConfig
 
-# `failed`: the chosen models cannot run here. `warning`: they can, something else is missing.
+# `failed`: the chosen models cannot run here. `warning`: they can, but something is missing.
 Status = Literal["ok", "warning", "failed"]
-# A path from the root, but not the rest of an address or of a relative path.
+# An absolute path, but not part of an address or of a relative path.
 _PATH = re.compile(r"(?<![\w~….:/])/[^\s'\",;:()]+")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found, and what to do where that is not enough.
+    """The result of one check: what was found, and a hint on how to fix a problem.
 
-    `name`: from the list of checks.
+    `name`: the name in the list of checks.
     """
 
     status: Status
@@ -34,8 +34,9 @@ Examine = Callable[[RunConfig], Check]
 
 
 def run_checks(config: RunConfig, checks: Iterable[tuple[str, Examine]]) -> Iterator[Check]:
-    """Each check's answer as it comes. One that raises has failed; the others are made all the
-    same.
+    """Yield each check's result when it is ready.
+
+    A check that raises an error has failed; the other checks still run.
     """
     for name, examine in checks:
         began = time.perf_counter()
@@ -43,7 +44,7 @@ def run_checks(config: RunConfig, checks: Iterable[tuple[str, Examine]]) -> Iter
             check = examine(config)
         except HyimgError as error:
             check = Check("failed", error.what, error.hint)
-        # NOTE: a package that is half installed ends in nearly any error: that is looked for.
+        # NOTE: a partly installed package can raise almost any error, so catch all of them.
         except Exception as error:
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             check = Check("failed", what, "reinstall hyimg; if that does not help, report it")
@@ -57,20 +58,20 @@ def run_checks(config: RunConfig, checks: Iterable[tuple[str, Examine]]) -> Iter
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
-    """True if nothing that is needed is missing."""
+    """Return True if no check failed."""
     return all(check.status != "failed" for check in checks)
 
 
 def portable_text(text: str) -> str:
-    """`text` with every path from the root as `portable_path` writes it."""
+    """Return `text` with every absolute path written by `portable_path`."""
     return _PATH.sub(lambda match: portable_path(Path(match[0])), text)
 
 
 def portable_path(path: Path) -> str:
-    """A path that tells nothing of the user: from their home, or only its last name."""
+    """Return a path that does not reveal the user: relative to their home, or its last name."""
     if not path.is_absolute():
         return str(path)
     try:
         return str(Path("~") / path.relative_to(Path.home()))
-    except (ValueError, RuntimeError):  # elsewhere, or a user without a home
+    except (ValueError, RuntimeError):  # not in the home, or a user without one
         return f"…/{path.name}"

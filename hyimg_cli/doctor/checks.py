@@ -1,4 +1,4 @@
-"""All checks in the order in which they run and are shown: the cheapest first."""
+"""All checks in the order in which they run and are shown, the fastest first."""
 
 from hyimg_cli.doctor import environment, folders, models, tools, trial
 from hyimg_cli.doctor.check import Examine
@@ -21,7 +21,7 @@ CHECKS: tuple[tuple[str, Examine], ...] = (
     ("trial", trial.trial),
     ("lpips", tools.lpips),
 )
-# Asked for by name: of the chosen model, whose weights take long to load.
+# Run only by name, because the chosen model's weights take long to load.
 BY_NAME: dict[str, Examine] = {"determinism": trial.determinism}
-# Starting a process takes seconds, and only runs over several need it.
+# Starting a process takes seconds, and only runs on several processes need it.
 RANKS: tuple[str, Examine] = ("ranks", tools.ranks)

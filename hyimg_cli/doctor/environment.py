@@ -1,5 +1,6 @@
-"""Python, the packages in their versions, and the processors that torch can use: which weight
-formats have kernels is found by the engine's own choice, on a tiny layer of each.
+"""Check Python, package versions, the processors that torch can use, and the kernels.
+
+To find which weight formats have kernels, the engine chooses one for a tiny layer of each.
 """
 
 import os
@@ -33,7 +34,7 @@ _EXPERTS, _WIDTH = 1, 64
 
 
 def python(config: RunConfig) -> Check:
-    """Python's version against what the package asks for."""
+    """Check Python's version against the package's requirement."""
     found = f"Python {platform.python_version()}, hyimg {__version__}"
     try:
         wanted = SpecifierSet(metadata(OURS)["Requires-Python"])
@@ -45,7 +46,7 @@ def python(config: RunConfig) -> Check:
 
 
 def packages(config: RunConfig) -> Check:
-    """Every package that hyimg needs, against the range in its own metadata."""
+    """Check the version of each required package against the range in hyimg's metadata."""
     try:
         needed = [Requirement(text) for text in requires(OURS) or ()]
     except PackageNotFoundError:
@@ -66,7 +67,7 @@ def packages(config: RunConfig) -> Check:
 
 
 def processor(config: RunConfig) -> Check:
-    """The CPU, and how much of it torch uses."""
+    """Report the CPU, and how much of it torch uses."""
     import torch
 
     threads, found = torch.get_num_threads(), cores()
@@ -79,7 +80,7 @@ def processor(config: RunConfig) -> Check:
 
 
 def gpus(config: RunConfig) -> Check:
-    """The GPUs that torch can use; failed where the run wants one and there is none."""
+    """Report the GPUs that torch can use; failed if the run needs one and none is found."""
     import torch
 
     from hyimg_cli.parallel.devices import gpu_count
@@ -116,7 +117,7 @@ def _hidden() -> str:
 
 
 def _driver() -> str:
-    """The driver's version as its own tool tells it; nothing where there is none."""
+    """Return the driver's version from nvidia-smi; empty if that is not installed."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
@@ -129,7 +130,7 @@ def _driver() -> str:
 
 
 def hub(config: RunConfig) -> Check:
-    """How checkpoints would be fetched. Of a token only that there is one is told."""
+    """Report how checkpoints would be downloaded, and whether a token is set."""
     from huggingface_hub import constants, get_token
 
     where = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
@@ -138,7 +139,7 @@ def hub(config: RunConfig) -> Check:
 
 
 def kernels(config: RunConfig) -> Check:
-    """Check each quantization for kernels, and name the optional packages they rest on."""
+    """Check each quantization for kernels, and name the optional packages that they use."""
     import torch
 
     (kind, dtype), chosen = precision(config.model), config.model.quantization
@@ -169,7 +170,7 @@ def kernels(config: RunConfig) -> Check:
 
 
 def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
-    """What is said of a quantization. Raises MachineError where it has no kernel here."""
+    """Return the text on a quantization. Raises MachineError if it has no kernel here."""
     import torch
 
     from hyimg_cli.kernels.experts import experts_of
@@ -185,7 +186,10 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
 
 
 def _limit_of_graphs(form: Quantization, device: "torch.device", dtype: str) -> str:
-    """A bound on decode steps as CUDA graphs; empty: there is none, or there are no graphs."""
+    """Return a text on the limit of decode steps as CUDA graphs.
+
+    Empty if there is no limit, or if graphs are never used.
+    """
     import torch
 
     from hyimg_cli.kernels.experts import ANY_ROWS, rows_unread

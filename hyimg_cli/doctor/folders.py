@@ -1,4 +1,4 @@
-"""The folders that a run writes to: whether they can be written, and how much they will hold."""
+"""Check the folders that a run writes to: write permission and free space."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.units import bytes_text
 
-# A night's work. A PNG of noise is about as large as its pixels, and no picture is larger.
+# One night's pictures. A PNG of noise is about as large as its pixels, and others are smaller.
 PICTURES, BYTES_PER_PIXEL = 500, 3
 
 
 def output_folder(config: RunConfig) -> Check:
-    """Free space for a night's pictures; videos are counted by `hyimg plan`."""
+    """Check free space for a night's pictures; `hyimg plan` counts videos."""
     folder = config.output.folder
     if address := address_of(folder):
         try:
@@ -33,7 +33,7 @@ def output_folder(config: RunConfig) -> Check:
     if not _is_writable(above):
         return Check("failed", f"{found}, but cannot be written", "choose another with -o")
     needed = 0
-    with suppress(CheckpointError):  # its own check tells
+    with suppress(CheckpointError):  # another check reports it
         card = registry.model_card(config.model.model, config.model.revision)
         needed = PICTURES * card.base_size**2 * BYTES_PER_PIXEL
         found += f"; {PICTURES} pictures take at most {bytes_text(needed)}"
@@ -43,7 +43,7 @@ def output_folder(config: RunConfig) -> Check:
 
 
 def cache_folder(config: RunConfig) -> Check:
-    """Bytes that the disk cache holds, may hold, and has room for."""
+    """Check the disk cache's size and its limit against the free space."""
     cache = config.cache
     if cache.folder is None or not cache.budget_bytes:
         return Check("ok", "off: source images are encoded again in each run")
@@ -62,7 +62,7 @@ def cache_folder(config: RunConfig) -> Check:
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes free on the disk that the path is on, or will be."""
+    """Return the free bytes on the disk of a path, which need not exist yet."""
     return shutil.disk_usage(nearest_existing(path)).free
 
 

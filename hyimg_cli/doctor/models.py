@@ -1,5 +1,6 @@
-"""Check whether the chosen checkpoints are complete and fit into memory. Reads headers, not
-weights.
+"""Check whether the chosen checkpoints are complete and fit into memory.
+
+Reads headers, not weights.
 """
 
 import json
@@ -29,22 +30,22 @@ from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard
 CardOf = Callable[[str, str | None], Card]
-# An edit, as most jobs are; everything else is the checkpoint's own default.
+# An edit, like most jobs; all other values are the checkpoint's defaults.
 _EDIT = {"prompt": "an edit", "images": ["picture.png"]}
 _SHOWN = 8
 _UNREAD = "memory need unknown: the checkpoint cannot be read"
 _UNCOUNTED = "memory need unknown: neither the weights nor their index are here"
-# What a folder lacks that has only been looked at: small files without weights.
+# Errors of a checkpoint of which only small files were downloaded so far, without weights.
 _NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
 
 def image_checkpoint(config: RunConfig) -> Check:
-    """The files of the picture model."""
+    """Check the files of the picture model."""
     return _checkpoint(config.model.model, config, registry.model_card)
 
 
 def image_files(config: RunConfig) -> Check:
-    """Which files of the picture model are read, and what they leave to defaults."""
+    """Report which files of the picture model are read, and which values are defaults."""
     model = config.model.model
     try:
         found = registry.reading(model, config.model.revision)
@@ -59,7 +60,7 @@ def image_files(config: RunConfig) -> Check:
 
 
 def video_checkpoint(config: RunConfig) -> Check:
-    """The files of the video model, and the package by which its prompts are mended."""
+    """Check the files of the video model, and the package that repairs its prompts."""
     model = config.model.video_model
     found = _checkpoint(model, config, registry.video_card)
     if found.status != "ok":
@@ -91,11 +92,14 @@ def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
 
 
 def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) -> Check:
-    """A checkpoint of the hub may still be fetched by the first run; a folder is what it is."""
+    """Return the check of an incomplete checkpoint.
+
+    The first run may still download a hub checkpoint, but it cannot complete a folder.
+    """
     shown, is_of_hub = model_name(model), _is_hub_id(model)
     what = f"{shown}: {error.what}"
     if not is_of_hub:
-        # Faults of the small files beside what is known of the weights.
+        # Also report faults in the small files, in addition to those of the weights.
         try:
             card()
         except CheckpointError as other:
@@ -109,7 +113,7 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
     from huggingface_hub import constants
 
     facts, free = card(), folders.free_bytes(Path(constants.HF_HUB_CACHE))
-    # Of a video model the weights that its indexes tell.
+    # For a video model, the sizes of the weights in its indexes.
     parts = facts.component_bytes if isinstance(facts, VideoCard) else [("", facts.weight_bytes)]
     needed = sum(count for _, count in parts)
     found = f"{shown}: the first run downloads about {bytes_text(needed)}"
@@ -120,7 +124,7 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
 
 
 def image_memory(config: RunConfig) -> Check:
-    """Free memory against one edit and a full batch, and which quantizations would fit."""
+    """Check free memory for one edit and for a full batch, and which quantizations would fit."""
     name, revision = config.model.model, config.model.revision
     there, size = _available(config), config.batch.max_size
     try:
@@ -129,7 +133,8 @@ def image_memory(config: RunConfig) -> Check:
         edit = _sample(line, model=name, revision=revision)
         if card.networks is not None:
             return _fit_in_turns(name, card.networks, edit, config)
-        config = replace(config, model=replace(config.model, cpu_offload="none"))  # not of decoders
+        # This offload does not apply to models without separate networks.
+        config = replace(config, model=replace(config.model, cpu_offload="none"))
         refusals.refuse_conflicts(edit, config)
         found = check_fit(name, edit, config, there)
         forms = {form: need(name, edit, one) for form, one in in_forms(edit, config).items()}
@@ -161,7 +166,7 @@ def image_memory(config: RunConfig) -> Check:
 
 
 def _sample(line: Mapping[str, Any], **flags: str | None) -> Sequence[Job]:
-    """The job of a line with its checkpoint's own defaults."""
+    """Return the job of a line, with its checkpoint's defaults."""
     manifest = manifest_of(json.dumps(line).encode(), "doctor")
     found, faults = runner.examine(manifest, settle(flags, {}, {}))
     for fault in faults:
@@ -170,9 +175,10 @@ def _sample(line: Mapping[str, Any], **flags: str | None) -> Sequence[Job]:
 
 
 def video_memory(config: RunConfig) -> Check:
-    """Free memory against the video model's weights: first its text encoders, then the rest, with
-    K/V of a clip where there are some; and what its decode takes beside them at the model's own
-    size, which a run is not refused by.
+    """Check free memory for the video model: first its text encoders, then its other weights.
+
+    The other weights include the K/V of a clip, if any. The memory for a decode at the model's
+    default size is reported, but does not fail the check.
     """
     choice = config.model
     name, revision, folder = choice.video_model, choice.revision, choice.components
@@ -180,7 +186,7 @@ def video_memory(config: RunConfig) -> Check:
         card = registry.video_card(name, revision, folder)
     except CheckpointError:
         return Check("warning", _UNREAD)
-    # A line of the checkpoint's own task.
+    # A line of the checkpoint's task.
     line: dict[str, Any] = {"prompt": "a film", "task": "t2v"}
     if card.start is not None and card.needs_start:
         line |= {"task": "i2v", "images": ["picture.png"] * card.start.fewest}
@@ -190,8 +196,9 @@ def video_memory(config: RunConfig) -> Check:
 
 
 def _fit_in_turns(name: str, networks: Networks, sample: Sequence[Job], config: RunConfig) -> Check:
-    """The same of a model whose text encoders leave before its other networks come, and which GPUs
-    take the sample how.
+    """Check free memory for a model whose text encoders are unloaded before the rest loads.
+
+    Also reports how the sample fits on each GPU.
     """
     there = _available(config)
     if config.model.cpu_offload != "none":
@@ -221,7 +228,7 @@ def _fit_in_turns(name: str, networks: Networks, sample: Sequence[Job], config: 
 
 
 def _available(config: RunConfig) -> AvailableMemory:
-    """Memory for a model where the run puts it. Raises MachineError where there is no GPU."""
+    """Return the memory for a model on the run's device. Raises MachineError without a GPU."""
     refusals.refuse_gpu_part(config)
     there = available_memory(config, replicas=config.parallel.replicas)
     if precision(config.model)[0] == "cuda" and not there.gpus:
@@ -230,7 +237,7 @@ def _available(config: RunConfig) -> AvailableMemory:
 
 
 def model_name(model: str) -> str:
-    """A hub id as it is, a folder by its last name."""
+    """Return a hub id unchanged, or the last name of a folder."""
     return model if _is_hub_id(model) else PurePath(model).name
 
 

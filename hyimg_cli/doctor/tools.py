@@ -1,4 +1,4 @@
-"""Check a run's other tools by using each once: the video encoder, LPIPS, other ranks."""
+"""Check a run's other tools by using each once: video encoder, LPIPS, a second process."""
 
 import tempfile
 import time
@@ -19,7 +19,7 @@ _FRAMES, _SIDE = 3, 32
 
 
 def film(config: RunConfig) -> Check:
-    """Encodes a few frames with H.264 and reads them back."""
+    """Encode a few frames with H.264 and read them back."""
     require("diffusers", "av")
     import av
 
@@ -39,13 +39,13 @@ def film(config: RunConfig) -> Check:
 
 
 def lpips(config: RunConfig) -> Check:
-    """Check that the AlexNet backbone of LPIPS is here and gives the stored numbers."""
+    """Check that the AlexNet backbone of LPIPS is installed and gives the stored numbers."""
     from hyimg_cli.quality.lpips import TELLING, Lpips
 
     try:
         metric = Lpips.load("alex")
         pairs = metric.self_test(TELLING)
-    except HyimgError as error:  # only `eval` and `bench` measure: a run needs none
+    except HyimgError as error:  # only `eval` and `bench` need it, not a run
         return Check("warning", error.what, error.hint)
     wrong = [pair for pair in pairs if not pair.agrees]
     if wrong:
@@ -56,7 +56,7 @@ def lpips(config: RunConfig) -> Check:
 
 
 def ranks(config: RunConfig) -> Check:
-    """Starts one process beside this one and adds a number over both."""
+    """Start a second process and add a number over both."""
     from hyimg_cli.parallel.ranks import RankPool
 
     began = time.perf_counter()
@@ -71,7 +71,7 @@ def ranks(config: RunConfig) -> Check:
 
 
 def sum_over_ranks(rank: "Rank") -> float:
-    """Add 1 from rank 0, 2 from rank 1, ... over all; members import this task by its name."""
+    """Add 1 from rank 0, 2 from rank 1, …; the processes import this function by its name."""
     import torch
 
     value = torch.tensor([rank.number + 1.0])

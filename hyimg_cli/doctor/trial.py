@@ -1,5 +1,7 @@
-"""Short real runs: the embedded model edits a picture twice, or the chosen model draws one alone,
-again and in a batch. Which of the pixels are equal to the bit?
+"""Short real runs, to check which results have equal pixels.
+
+The embedded model edits a picture twice, or the chosen model draws a picture alone, again, and in
+a batch.
 """
 
 import json
@@ -26,15 +28,15 @@ from hyimg_cli.spec.events import JobEnded
 from hyimg_cli.spec.units import time_text
 
 Lines = Sequence[Mapping[str, Any]]
-# Every stage of a run, in few steps.
+# Every stage of a run, with few steps.
 _JOB = {"num_inference_steps": 4, "max_new_tokens": 16}
-# Texts and prompts of other lengths: the first one's rows have other company in each forward.
+# Different lengths of texts and prompts, so each forward combines the first job with other rows.
 _PROMPTS = ("a red circle", "a blue square above a green circle", "a dog", "two yellow stars")
 _SIDE = 64
 
 
 def trial(config: RunConfig) -> Check:
-    """Seconds and pixel digest of an edit; failed where the second is another on a CPU."""
+    """Report seconds and pixel digest of an edit; failed if a repeat differs on a CPU."""
     model = replace(config.model, model=registry.EMBEDDED, revision=None)
     with tempfile.TemporaryDirectory() as name:
         source = Path(name, "source.png")
@@ -58,10 +60,10 @@ def trial(config: RunConfig) -> Check:
 
 
 def determinism(config: RunConfig) -> Check:
-    """Which runs of one job, by the chosen model, end with the same pixels.
+    """Report which runs of one job, by the chosen model, give the same pixels.
 
-    Failed where two differ that are claimed to be equal: all of them on a CPU, on a GPU those that
-    had the same company under `--deterministic`.
+    Failed if runs differ that should be equal: on a CPU all of them, on a GPU with
+    `--deterministic` runs with the same jobs in the batch.
     """
     shared = _JOB | {"model": config.model.model}
     lines = [shared | {"prompt": prompt, "seed": n} for n, prompt in enumerate(_PROMPTS)]
@@ -92,15 +94,16 @@ def determinism(config: RunConfig) -> Check:
 def draw_pictures(
     config: RunConfig, folder: Path, runs: Sequence[Lines]
 ) -> Iterator[dict[str, str]]:
-    """Pixel digests by job of each run in turn, by one session that keeps nothing between them.
-    Raises JobError for a job that fails.
+    """Yield the pixel digests of each run by job, from one session that forgets between runs.
+
+    Raises JobError if a job fails.
     """
     from hyimg_cli.engine.session import Session
 
     config = replace(
         config,
         output=OutputConfig(folder),
-        model=replace(config.model, cpu_offload="none"),  # of videos alone
+        model=replace(config.model, cpu_offload="none"),  # for videos only
         batch=replace(config.batch, prewarm=False),
         cache=CacheConfig(None),
     )

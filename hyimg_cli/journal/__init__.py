@@ -1,1 +1,1 @@
-"""A run's folder: its lock, its lines, and what can be resumed."""
+"""A run's folder: its lock, its result lines, and resuming a run."""

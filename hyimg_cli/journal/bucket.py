@@ -1,15 +1,15 @@
 """A run's folder in an object store.
 
-    results/00000000.jsonl      parts of the journal, numbered without a gap; each is created, and
-                                only if there is none of its name
-    results/00000999.all.jsonl  the last lines of all parts up to this one, so that few are read
+    results/00000000.jsonl      parts of the journal, numbered without a gap; each is created only
+                                if no object has its name
+    results/00000999.all.jsonl  each job's last line in the parts up to this one, so fewer are read
     outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is uploaded whole
-    lease.json                  who writes, renewed while it does
-    results-2-of-8/…  lease-2-of-8.json             a shard's own
+    lease.json                  the run that writes; renewed while it does
+    results-2-of-8/…  lease-2-of-8.json             the same for one shard
 
 The numbered parts are the lock. A run creates the next one; a run that finds its next number taken
 has been replaced, and stops. No clock is needed. The lease only serves to refuse a run before a
-model is loaded. Pictures are made in a folder of this machine and uploaded before their line.
+model is loaded. Pictures are written to a local folder and uploaded before their result line.
 """
 
 import atexit
@@ -39,14 +39,14 @@ from hyimg_cli.remote import as_os_errors, locate
 from hyimg_cli.spec import digest
 
 PARTS = "results"
-# Seconds after which a lease is renewed, and after which one that nobody renewed is nobody's.
+# Seconds between renewals of a lease, and seconds without renewal after which it has expired.
 RENEWED_S, STALE_S = 10.0, 30.0
-# The end waits so long for a renewal on its way: a lease that is left holds nobody up for longer.
+# Seconds to wait at the end for a renewal in progress; a lease left behind expires by then.
 _PARTING_S = STALE_S
-# Parts that are read one by one before they are joined in one.
+# Number of single parts after which they are joined into one.
 _JOINED_AFTER = 256
 _AT_ONCE = 16
-# S3's answer to a request that met another one for the same name; it may be sent again.
+# S3's answer if two requests for one name conflict; the request may be sent again.
 _CONFLICT, _CONFLICT_PAUSES_S = "ConditionalRequestConflict", (0.1, 1.0, 5.0)
 _JOURNAL = re.compile(rf"{PARTS}(-[0-9]+-of-[0-9]+)?")
 _LEASE = re.compile(r"lease(-[0-9]+-of-[0-9]+)?\.json")
@@ -57,8 +57,9 @@ class PartJournal:
     """A journal of numbered parts. `append` returns once the lines are in the store."""
 
     def __init__(self, store: Any, run: str, parts: str = PARTS) -> None:
-        """Goes behind the last part. Raises OSError, and MachineError for a store in which two may
-        create one name.
+        """Start after the last part.
+
+        Raises OSError, or MachineError if two writers can create the same object in this store.
         """
         self._store, self._parts, self._run = store, parts, run
         self._where = Path(store.path, parts)
@@ -67,11 +68,11 @@ class PartJournal:
         first = self._name()
         try:
             self.append([])
-            store.pipe_file(first, self._signed([]), mode="create")  # once more, which must fail
+            store.pipe_file(first, self._signed([]), mode="create")  # the second time must fail
         except FileExistsError:
             return
         except (TypeError, NotImplementedError):
-            pass  # it knows no such thing
+            pass  # the store does not support mode="create"
         raise MachineError(
             "this store allows two writers to create the same object, so a run there would "
             "not be safe",
@@ -89,12 +90,12 @@ class PartJournal:
                     self._store.pipe_file(self._name(), part, mode="create")
                     break
                 except OSError as error:
-                    # Two requests met, one of which may be our own, sent again.
+                    # Two requests conflict; the other may be this run's own, sent again.
                     if pause_s is None or _CONFLICT not in str(error.__cause__):
                         raise
                     time.sleep(pause_s)
         except FileExistsError:
-            # The answer to our own request may have been lost, and the request sent again.
+            # The answer to this run's own request may have been lost, and the request sent again.
             if self._store.cat_file(self._name()) != part:
                 raise taken_over(self._where) from None
         self._next += 1
@@ -103,13 +104,14 @@ class PartJournal:
         return f"{self._parts}/{self._next:08}.jsonl"
 
     def _signed(self, lines: Iterable[bytes]) -> bytes:
-        """A part: whose it is, then its lines. No two runs write the same bytes."""
+        """Return a part: the run's id, then `lines`. No two runs write the same bytes."""
         return json.dumps({"run": self._run}).encode() + b"\n" + b"".join(lines)
 
 
 def _list_parts(store: Any, parts: str) -> tuple[int, list[int]]:
-    """The last number that parts were joined up to, or -1, and the numbers of the single parts
-    behind it, in order.
+    """Return the number of the last joined part and, in order, of the single parts after it.
+
+    The first is -1 if no parts were joined.
     """
     found = _list_names(store, parts, _PART)
     joined = max((int(match[1]) for match in found if match[2]), default=-1)
@@ -117,14 +119,14 @@ def _list_parts(store: Any, parts: str) -> tuple[int, list[int]]:
 
 
 class BucketFolder(RunFolder):
-    """The folder of a run at an address; its files are made in `folder`, on this machine."""
+    """The folder of a run at an address; its files are first written to the local `folder`."""
 
     def __init__(self, place: Path, shard: tuple[int, int] | None = None) -> None:
         self._address = address_of(place)
         name = f"hyimg-{digest.of_bytes(self._address.encode())[:16]}-{os.getpid()}"
         super().__init__(Path(tempfile.gettempdir()) / name, shard)
         self._parts, self._lease = f"{PARTS}{self.shard}", f"lease{self.shard}.json"
-        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # who reads fetches, too
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # readers fetch, too
         self.place = place
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
@@ -144,10 +146,10 @@ class BucketFolder(RunFolder):
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        # On its way it would put the lease back behind us.
+        # A renewal in progress would write the lease again after it is removed.
         self._renewing.join(_PARTING_S)
         shutil.rmtree(self.folder, ignore_errors=True)
-        if not self._renewing.is_alive():  # else the store does not answer
+        if not self._renewing.is_alive():  # otherwise the store does not answer
             with suppress(OSError, StorageError), self._open_store() as store:
                 if self._is_own(store):
                     store.rm_file(self._lease)
@@ -158,7 +160,7 @@ class BucketFolder(RunFolder):
             return bool(_list_names(store, "", _JOURNAL)) or bool(store.exists(RESOLVED))
 
     def _clear(self) -> None:
-        """Remove what killed runs at this address left on this machine."""
+        """Remove local files that killed runs at this address left behind."""
         name = self.folder.name.rpartition("-")[0]
         for left in self.folder.parent.glob(f"{name}-[0-9]*"):
             process = int(left.name.rpartition("-")[2])
@@ -177,7 +179,7 @@ class BucketFolder(RunFolder):
         self._append(list(map(json_line, entries)))
 
     def confirm(self) -> None:
-        """Do nothing: only the next run can write after the last part."""
+        """Do nothing: the next part cannot be added if another run has taken over."""
 
     def _append(self, lines: Sequence[bytes]) -> None:
         with self._open_store():
@@ -196,7 +198,7 @@ class BucketFolder(RunFolder):
         return local
 
     def _is_as_written(self, name: str, sha256: str) -> bool:
-        """True if the file is there: it was put whole, and nothing of it is read."""
+        """Return True if the file exists; it was uploaded whole, so it is not read."""
         return name in self._files
 
     def _count_files(self, folder: str) -> int:
@@ -204,12 +206,12 @@ class BucketFolder(RunFolder):
 
     @cached_property
     def _files(self) -> frozenset[str]:
-        """Names of the files below `outputs`, listed once."""
+        """Names of the files below `outputs`; listed once."""
         with self._open_store() as store:
             return frozenset(store.find(OUTPUTS, refresh=True))
 
     def _publish(self, made: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-        """Puts the files of results, then takes them from this machine."""
+        """Upload the files of results, then remove the local ones."""
         files: dict[Path, str] = {}
         for folder, entry in made:
             for name in files_of_result(entry):
@@ -217,7 +219,7 @@ class BucketFolder(RunFolder):
                 for file in filter(Path.is_file, (local, *local.glob("*"))):
                     files[file] = file.relative_to(folder).as_posix()
                 if not local.exists() and name in self._former.get(entry["custom_id"], ()):
-                    self._remove(name)  # a film that says nothing: it has no sidecar any more
+                    self._remove(name)  # a new video without metadata has no sidecar
         with self._open_store() as store, ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(store.put_file, map(str, files), files.values()))
         for file in files:
@@ -228,19 +230,19 @@ class BucketFolder(RunFolder):
             store.rm(name, recursive=True)
 
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
-        # Through a file: a manifest of a million lines is not held twice.
+        # Upload from a file, so a manifest of a million lines is not in memory twice.
         replace_file(self.folder / name, data, is_lasting=False)
         with self._open_store() as store:
             store.put_file(str(self.folder / name), name)
 
     @contextmanager
     def _open_store(self) -> Iterator[Any]:
-        """The folder in its store; what the store raises is an error of the folder's."""
+        """Yield the folder in its store; errors of the store are raised as errors of the folder."""
         with disk_errors(self.place), as_os_errors(self._address):
             yield _locate_folder(self._address)
 
     def _join_parts(self, store: Any) -> None:
-        """Writes the last line of every job in one piece, where many parts came since the last."""
+        """Write each job's last line to one object, if many parts were added since the last one."""
         joined, single = _list_parts(store, self._parts)
         if single[-1] - joined < _JOINED_AFTER:
             return
@@ -251,8 +253,9 @@ class BucketFolder(RunFolder):
             store.pipe_file(name, b"".join(latest.values()), mode="create")
 
     def _refuse_held(self, store: Any) -> None:
-        """Raises OutputFolderError where a lease that keeps this run out is renewed while we look:
-        its own, or one of a run that is not a shard of the same count.
+        """Raise OutputFolderError if a lease that excludes this run is renewed while we watch.
+
+        Such a lease has this run's name, or is of a run that is not a shard of the same count.
         """
         leases, until = self._leases_in_the_way(store), time.monotonic() + STALE_S
         while leases and time.monotonic() < until:
@@ -264,7 +267,10 @@ class BucketFolder(RunFolder):
                     raise in_use(self.place, holder)
 
     def _leases_in_the_way(self, store: Any) -> dict[str, dict[str, Any]]:
-        """Such leases by name, but those of a process that ended here, or that are long past."""
+        """Return leases that exclude this run, by name.
+
+        Old leases and leases of ended processes on this machine are left out.
+        """
         leases = {one[0]: _read_lease(store, one[0]) for one in _list_names(store, "", _LEASE)}
         return {
             name: lease
@@ -275,7 +281,7 @@ class BucketFolder(RunFolder):
         }
 
     def _is_own(self, store: Any) -> bool:
-        """True if the lease is still that of this run."""
+        """Return True if the lease is still this run's."""
         return bool(_read_lease(store, self._lease).get("run") == self._run)
 
     def _renew(self, store: Any) -> None:
@@ -284,14 +290,15 @@ class BucketFolder(RunFolder):
 
     def _renew_always(self) -> None:
         while not self._ended.wait(RENEWED_S):
-            # A lease that cannot be renewed costs others a refusal, and this run nothing.
+            # If a renewal fails, other runs are not refused before they load a model; this run
+            # goes on.
             with suppress(OSError, StorageError), self._open_store() as store:
                 if self._is_own(store):
                     self._renew(store)
 
 
 def _locate_folder(address: str) -> Any:
-    """A folder in its store, as a file system of its own."""
+    """Return a folder in its store, as a separate file system."""
     system, root = locate(address)
     from fsspec.implementations.dirfs import DirFileSystem
 
@@ -299,7 +306,7 @@ def _locate_folder(address: str) -> Any:
 
 
 def _list_names(store: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """The names of this kind in a folder of the store, in order; a whole run's first."""
+    """Return matches of `pattern` among the names in a folder, in order, a whole run's first."""
     try:
         paths = store.ls(folder, detail=False, refresh=True)
     except FileNotFoundError:
@@ -309,14 +316,14 @@ def _list_names(store: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Ma
 
 
 def _read_lease(store: Any, name: str) -> dict[str, Any]:
-    """A lease; empty where there is none, or none that is readable."""
+    """Return a lease; empty if it does not exist or cannot be read."""
     with suppress(FileNotFoundError, ValueError, TypeError):
         return dict(json_of(store.cat_file(name)))
     return {}
 
 
 def _read_parts(store: Any, parts: str) -> bytes:
-    """The lines of all parts. Raises OutputFolderError where one between others is missing."""
+    """Return the lines of all parts. Raises OutputFolderError if a part between is missing."""
     joined, single = _list_parts(store, parts)
     gap = next((n for n, number in enumerate(single, joined + 1) if n != number), None)
     if gap is not None:

@@ -1,4 +1,4 @@
-"""The output folder on its disk: its lock, its folders, leftovers of a kill, disk errors."""
+"""The output folder on its disk: its lock, its folders, and disk errors."""
 
 import contextlib
 import fcntl
@@ -73,7 +73,7 @@ def is_process(number: int) -> bool:
 
 
 def make_folders(path: Path) -> None:
-    """Make `path`, a folder in the output folder, and its missing parents."""
+    """Create `path`, a folder in the output folder, and its missing parents."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -87,7 +87,7 @@ def make_folders(path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn errors of the disk into StorageError."""
+    """Raise disk errors in the block as StorageError."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,12 @@
-"""Write a job's picture as a file with its metadata; for an edit that keeps its source outside,
-write the redraw first and then the result.
+"""Write a job's picture as a file with its metadata.
+
+For an edit that keeps the source outside its region, write the redraw first, then the result:
 
     outputs/NAME.redraw.png      what the model drew        outputs/NAME.png        the result
     outputs/NAME.reference.png   the source's round trip    outputs/NAME.mask.png   its matte
 
-Redraw and reference stay. So a fault after drawing loses no picture, and another region or gate
-needs no model.
+Redraw and reference are kept. So a fault after drawing loses no picture, and a change of region
+or gate needs no model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,14 +30,14 @@ from hyimg_cli.spec.job import ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
 
 Record = dict[str, Any]
-# Of a failed job's line; it holds until the job is finished.
+# A note in a failed job's line; it is true until the job is finished.
 LATENTS_ARE_KEPT = "its denoised latents are saved, so the next attempt only decodes them"
 
 
 def write_picture(
     folder: JobFolder, job: ImageJob, pixels: Pixels, facts: PictureFacts | None
 ) -> OutputFile:
-    """Write the job's picture in its format under its name; without `facts` it has no metadata.
+    """Write the job's picture in its format under its name, without metadata if no `facts`.
 
     The file is on disk when this returns. Raises StorageError.
     """
@@ -66,11 +67,11 @@ def finish(
 ) -> OutputFile:
     """Put a redraw back on its source, write the result and its matte, and fill `edit`.
 
-    The file is read back, so its claims are checked. Raises SourceImageError if the source is
+    The file is read back to check what `edit` says of it. Raises SourceImageError if the source is
     missing or has changed since the drawing, OutputError if the whole picture was edited and
     `on_global` is `fail`, or if a pixel differs outside.
     """
-    # It brings scipy: 0.3 s of each start for jobs that keep nothing.
+    # Imported here: it imports scipy, which would add 0.3 s to the start of every run.
     from hyimg_cli.finishing.outside import edit_of, put_back
     from hyimg_cli.finishing.placement import Placement
     from hyimg_cli.finishing.verdict import Change
@@ -94,17 +95,17 @@ def finish(
         raise OutputError(what, hint=hint, code="outside.global")
     result, change = put_back(source.pixels, drawn, reference, found, given), Change()
     if found.kind == "global":
-        # Nothing was kept, so all of it counts; of any other edit what is outside is equal.
+        # Nothing was kept, so every pixel counts; in any other edit, the pixels outside are equal.
         change.add(source.pixels, result.pixels, result.matte > 0, result.matte.size)
     edit["change"] = {"mean_de": change.mean_de}
     edit["gates"] = list_breaches(edit, outside)
     matte, is_whole = result.matte, found.kind == "global"
     pixels = result.pixels if is_whole else source.with_edit(result.pixels, matte)
     if pixels.ndim == 2 and job.encoding.format == "webp":
-        pixels = result.pixels  # it has no grey
+        pixels = result.pixels  # WebP has no grey mode
     text = None
     if config.metadata:
-        # That of the redraw, rewritten, where any of the result was drawn.
+        # The metadata of the redraw, rewritten, if any part of the result was drawn.
         text = text_of(folder.folder / edit["plain"])
         if edit["kind"] == "none" or not text.record:
             text = PictureText()
@@ -144,12 +145,12 @@ def _save_result(folder: JobFolder, job: ImageJob, pixels: Pixels, data: bytes) 
 
 
 def _save_beside(folder: JobFolder, job: ImageJob, edit: Record, kind: str, data: bytes) -> None:
-    """Write a PNG beside the result of an edit, and name it in `edit`."""
+    """Write a PNG next to the result of an edit, and record its name in `edit`."""
     edit[kind], edit["sha256"][kind] = folder.save(job, EDIT_SUFFIXES[kind], data)
 
 
 def _text(job: ImageJob, pixels: Pixels, facts: PictureFacts | None) -> PictureText | None:
-    """Metadata of a picture that was drawn, where there are `facts`."""
+    """Return the metadata of a drawn picture; None without `facts`."""
     if facts is None:
         return None
     size, sha256 = Size(*pixels.shape[:2]), pixel_digest(pixels)

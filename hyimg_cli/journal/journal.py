@@ -1,8 +1,8 @@
-"""The output folder: one run at a time in it, one line per outcome, and the files of its jobs.
+"""The output folder of one run at a time: a line per outcome, and the files of its jobs.
 
     OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
-          .lock-2-of-8   results-2-of-8.jsonl (a shard's own; shards of one count share the folder)
+          .lock-2-of-8   results-2-of-8.jsonl (of one shard; shards of one count share the folder)
 
 NAME is the custom_id, or the result of the job's template; a job's line has the path of its file.
 A line is appended only after its file is in place, and is on disk when `append` returns; files and
@@ -59,7 +59,7 @@ RUN = "run.json"
 LATENTS = "latents"
 LOCK = ".lock"
 REPLICA = ".replica-"
-# A shard waits so long for another one that enters the folder.
+# Seconds that a shard waits for another one to enter the folder.
 _DOOR_S = 60.0
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -80,7 +80,7 @@ class JobFolder(ABC):
 
     def __init__(self, folder: Path, run: Path | None = None) -> None:
         self.folder, self.run = folder, run or folder
-        # How often each job was tried until now, by custom_id.
+        # How often each job was tried so far, by custom_id.
         self.attempts = Counter[str]()
 
     def replica_folder(self, number: int) -> Path:
@@ -93,8 +93,10 @@ class JobFolder(ABC):
         return self.folder / OUTPUTS / f"{name}{suffix}"
 
     def place_for(self, job: Job, suffix: str) -> Path:
-        """The same for a job's file; its folder is made. Raises as `make_places`, and JobError
-        where a folder has the file's name, or that of a video's sidecar.
+        """Return the path for a job's file and make its folder.
+
+        Raises as `make_places` does, and JobError if a folder already has the name of the file
+        or of a video's sidecar.
         """
         path = self.path_for(name_of(job), suffix)
         self._make_place(path.parent)
@@ -111,7 +113,7 @@ class JobFolder(ABC):
     def save(self, job: Job, suffix: str, data: bytes) -> tuple[str, str]:
         """Write a file of a job, whole or not at all; return its name in the folder and its sha256.
 
-        Raises as `place_for`, and StorageError.
+        Raises as `place_for` does, and StorageError.
         """
         path = self.place_for(job, suffix)
         with disk_errors(path.parent):
@@ -139,7 +141,7 @@ class JobFolder(ABC):
         return path
 
     def make_places(self, jobs: Iterable[Job]) -> None:
-        """Make the folders below `outputs` that names lead to.
+        """Make the folders below `outputs` that the jobs' names need.
 
         Raises OutputFolderError if a file is in the way, or a link leads elsewhere.
         """
@@ -155,14 +157,14 @@ class JobFolder(ABC):
     def append(self, outcome: Outcome) -> None:
         """Add the line of an outcome whose files are here; it is on disk when this returns.
 
-        Raises JournalError if the journal was removed or changed by somebody else: it is left as it
-        is. After any other StorageError, nothing of the line remains.
+        Raises JournalError if another process removed or changed the journal; it is then left
+        unchanged. After any other StorageError, nothing of the line remains.
         """
         self.store([FinishedJob(outcome, self.folder)])
 
     @abstractmethod
     def store(self, finished: Sequence[FinishedJob]) -> None:
-        """Move the files of outcomes that were made elsewhere into place, then add all their lines.
+        """Move files of outcomes from other folders into place, then add all lines.
 
         Everything is on disk when this returns. Raises as `append` does, for all lines.
         """
@@ -171,23 +173,23 @@ class JobFolder(ABC):
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it.
 
-    `shard`: which shard of how many writes; every shard reads all results.
+    `shard`: number and count of the shard that writes; every shard reads all results.
     """
 
     def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
         super().__init__(folder)
-        # What the names of a shard's own files have more; nothing for a whole run.
+        # The suffix in the names of a shard's own files; empty for a whole run.
         self.place, self.shard = folder, f"-{shard[0]}-of-{shard[1]}" if shard else ""
         self._former: dict[str, list[str]] = {}
-        # While the folder is written: what is given back at its end, the lock and the journal.
+        # While the folder is written: what to release at the end, the lock and the journal.
         self._held: ExitStack | None = None
         self._lock: int
         self._journal: JournalFile
 
     def __enter__(self) -> Self:
-        """Makes the folder, takes its lock, and repairs what a kill left behind.
+        """Make the folder, take its lock, and repair the traces of a kill.
 
-        Raises OutputFolderError where another run holds it, StorageError where it is read-only.
+        Raises OutputFolderError if another run holds the lock, StorageError if it is read-only.
         """
         with disk_errors(self.folder), ExitStack() as held:
             for name in (LATENTS, OUTPUTS):
@@ -202,16 +204,16 @@ class RunFolder(JobFolder):
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):
-            if not self.shard:  # another one may be about to put some there
-                (self.folder / LATENTS).rmdir()  # unless some wait for the next run
+            if not self.shard:  # another shard may be about to write latents
+                (self.folder / LATENTS).rmdir()  # fails if latents are left for the next run
         held, self._held = self._held, None
         assert held is not None, "the folder was entered"
         held.close()
 
     def _take_lock(self, held: ExitStack) -> None:
-        """Takes the lock, and alone in the folder removes what killed runs left.
+        """Take the lock; if no other shard is in the folder, remove leftovers of killed runs.
 
-        A whole run keeps `.lock`. A shard holds it while it enters, then its own lock alone.
+        A whole run keeps `.lock`. A shard holds it only while it enters, then its own lock.
         """
         with ExitStack() as entering:
             if self.shard:
@@ -280,7 +282,7 @@ class RunFolder(JobFolder):
                 remove(path)
 
     def bring(self, name: str, source: Path) -> None:
-        """Put a file from elsewhere under a name in the folder, by a link if the disk allows it."""
+        """Link a file from elsewhere into the folder under a name, or copy it if that fails."""
         path = self.inside(name)
         with disk_errors(self.folder), opened(source) as file, replacing(path) as temporary:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -291,7 +293,7 @@ class RunFolder(JobFolder):
                     shutil.copyfileobj(file, copy)
 
     def fetch(self, name: str) -> Path:
-        """Return a file of the folder on this machine. Raises OSError."""
+        """Return the local path of a file in the folder, fetched if needed. Raises OSError."""
         return self.folder / name
 
     def holds(self, outputs: Iterable[Mapping[str, Any]], *, with_frames: bool = False) -> bool:
@@ -319,7 +321,7 @@ class RunFolder(JobFolder):
     def _replace(self, name: str, data: Iterable[bytes]) -> None:
         assert self._held is not None, "the folder is written without its lock"
         with disk_errors(self.folder):
-            # Shards on several machines may have one process number, and so one temporary name.
+            # Shards on several machines may have equal process numbers, so equal temporary names.
             written = self.folder / (f".{name}{self.shard}" if self.shard else name)
             replace_file(written, data)
             if self.shard:
@@ -339,7 +341,7 @@ class RunFolder(JobFolder):
         return [path for path in (self.folder / RESULTS, *shards) if os.path.lexists(path)]
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
-        """Return the outcomes in each journal."""
+        """Yield the outcomes in each journal."""
         for path in self.journals():
             with disk_errors(self.folder):
                 data = bytes_if_any(path)
@@ -361,15 +363,15 @@ class RunFolder(JobFolder):
                         self._remove(path)
         for one in finished:
             self.attempts[one.outcome.custom_id] = one.outcome.attempt
-        with suppress(StorageError, OutputFolderError):  # what is left costs room alone
+        with suppress(StorageError, OutputFolderError):  # leftovers only take up disk space
             self.drop_latents(done)
 
     def _publish(self, made: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-        """Moves the files of results, each from the folder of the disk that they were made in."""
+        """Move the files of results into place from the folders in which they were made."""
         places: set[Path] = set()
         for folder, entry in made:
             beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
-            # Backwards: who sees a film sees what stands beside it.
+            # In reverse order: when a video appears, its side files are already in place.
             for name in reversed(files_of_result(entry)) if folder != self.folder else ():
                 file, path = folder / name, self.inside(name)
                 if file.exists():
@@ -379,12 +381,12 @@ class RunFolder(JobFolder):
                     os.replace(file, path)
                     places.add(path.parent)
                 elif name in beside:
-                    remove(path)  # an earlier film's would tell of another job
+                    remove(path)  # an earlier video's side file describes another job
         for place in places:
             sync(place)
 
     def drop_latents(self, jobs: Iterable[str]) -> None:
-        """Remove the latents of jobs that are done, or that start again."""
+        """Remove the latents of jobs that are done or that start from the beginning."""
         with disk_errors(self.folder):
             for custom_id in jobs:
                 self.latents_for(custom_id).unlink(missing_ok=True)
@@ -407,7 +409,7 @@ class RunFolder(JobFolder):
         self._journal.append(lines)
 
     def _refuse_taken_lock(self) -> None:
-        """Raises StorageError where somebody removed the lock and another run came."""
+        """Raise StorageError if the lock was removed and another run has taken over."""
         assert self._held is not None, "the journal is written without the folder's lock"
         holder = bytes_if_any(self.folder / f"{LOCK}{self.shard}")
         if holder and holder != os.pread(self._lock, 200, 0):
@@ -417,8 +419,10 @@ class RunFolder(JobFolder):
 def find_last(
     journals: Iterable[Iterable[tuple[Mapping[str, Any], Kept]]],
 ) -> dict[str, Kept]:
-    """By custom_id, what is kept of each job's last outcome, in the order of first appearance: in a
-    journal the last line counts, of several journals the one of the latest attempt.
+    """Return the values paired with the jobs' last outcomes, by custom_id.
+
+    They are in order of first appearance. The last line of a journal counts; among several
+    journals, the latest attempt counts.
     """
     found: dict[str, tuple[tuple[int, bool], Kept]] = {}
     for outcomes in journals:
@@ -455,8 +459,9 @@ def files_of(output: Mapping[str, Any]) -> list[str]:
 
 
 def files_of_edit(entry: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the side files of an edit that keeps its source, by kind: each `path` and `sha256`,
-    which is empty if the line has none.
+    """Return the side files of an edit that keeps its source, by kind.
+
+    Each has a `path` and a `sha256`, which is empty if the line has none.
     """
     edit = entry.get("edit") or {}
     digests = edit.get("sha256")

@@ -1,5 +1,7 @@
-"""The file of a journal: whole lines, appended unless another process changed it. Also its
-outcomes, which are untrusted: files are opened and removed by the paths in them.
+"""The file of a journal, and the outcomes in it.
+
+Whole lines are appended unless another process changed the file. Outcomes are untrusted: files
+are opened and removed by the paths in them.
 """
 
 import os
@@ -27,19 +29,19 @@ from hyimg_cli.files import (
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.events import Outcome, VideoFile
 
-# Of a file that is there already, as much of its end is compared as most lines have.
+# Bytes at the end of an existing file that are compared; most lines are no longer.
 _TAIL_BYTES = 4096
 _NO_JSON = "it is not valid JSON"
 
 
 class JournalFile:
-    """A journal open for appending, which somebody may remove, replace or change during a run.
+    """A journal open for appending; detects if it is removed, replaced or changed during a run.
 
-    This is noticed from what can be read under the file's name: inode numbers are not trusted.
+    It reads the file under that name to detect this, because inode numbers are not trusted.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it; half a line at its end is taken off. Raises OSError."""
+        """Open or create the file, and remove an incomplete last line. Raises OSError."""
         self._path = path
         self._file = descriptor_of(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
@@ -52,7 +54,7 @@ class JournalFile:
         except BaseException:
             self.close()
             raise
-        # What an earlier run wrote last is looked at as what this one did.
+        # The end of an earlier run's lines is checked like the lines of this run.
         self._end, self._last = len(whole), whole[-_TAIL_BYTES:]
 
     def close(self) -> None:
@@ -61,8 +63,8 @@ class JournalFile:
     def append(self, lines: Sequence[bytes]) -> None:
         """Add lines; all are on disk when this returns.
 
-        Raises as `confirm` does if the file was touched: before the lines are written, or after
-        them if it happened at the same time. Raises OSError if the disk refuses: then nothing of
+        Raises as `confirm` does if the file was changed: before the lines are written, or after
+        them if it happened at the same time. Raises OSError if the disk refuses; then nothing of
         the lines remains.
         """
         self.confirm()
@@ -74,16 +76,17 @@ class JournalFile:
             os.ftruncate(self._file, self._end)
             raise
         self._end, self._last = self._end + len(data), lines[-1]
-        # A copy that was put in the file's place shows only now.
+        # Only now can a copy that replaced the file be detected.
         self.confirm()
 
     def confirm(self) -> None:
-        """Raise JournalError if the file has changed since this run last wrote it, OSError if its
-        folder is gone.
+        """Raise JournalError if the file has changed since this run last wrote it.
+
+        Raises OSError if its folder is gone.
         """
         gone = FileNotFoundError, NotADirectoryError, IsADirectoryError, UnfitFile
         with suppress(*gone), opened(self._path) as file:
-            # The file of this name must end with the last line, where that was put.
+            # The file of this name must end with the last line, at the offset of that line.
             file.seek(self._end - len(self._last))
             if file.read(len(self._last) + 1) == self._last:
                 return
@@ -99,7 +102,7 @@ class JournalFile:
 
 
 def outcomes_in(data: bytes, file: Path, first: int = 1) -> Iterator[dict[str, Any]]:
-    """Return the outcomes in the bytes of a journal whose first line has number `first`.
+    """Yield the outcomes in the bytes of a journal whose first line has number `first`.
 
     A last line that a kill cut off is skipped. Raises OutputFolderError for any other line that is
     not an outcome.
@@ -138,13 +141,14 @@ def whole_lines(data: bytes) -> bytes:
 
 
 def _find_fault(line: bytes, entry: Mapping[str, Any]) -> str:
-    """The first field of an outcome that is not of its kind; empty where all are. Any may be
-    missing: a picture has not all fields of a video.
+    """Return the first field of an outcome with a wrong type or path; empty if there is none.
+
+    Any field may be missing: a picture does not have all fields of a video.
     """
     from pydantic import ValidationError
 
     try:
-        # Half a surrogate pair is no JSON to pydantic; what a text says is not looked at.
+        # pydantic rejects half a surrogate pair, so replace it; contents of texts are not checked.
         _line_adapter().validate_json(re.sub(rb"\\u[dD]", rb"\\ue", line), strict=True)
     except ValidationError as error:
         places = (one["loc"] for one in error.errors() if one["type"] != "missing")
@@ -161,12 +165,12 @@ def _find_fault(line: bytes, entry: Mapping[str, Any]) -> str:
 
 @cache
 def _line_adapter() -> Any:
-    """pydantic's reader of a line; built where there is one to read: it takes 0.2 s."""
+    """Return pydantic's reader of a line; built only when needed, because it takes 0.2 s."""
     from pydantic import ConfigDict, TypeAdapter
 
     @dataclass(frozen=True)
     class Line(Outcome):
-        outputs: tuple[VideoFile, ...] = ()  # of a picture's none of its fields is another's
+        outputs: tuple[VideoFile, ...] = ()  # no field of a picture conflicts with these
         __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
     return TypeAdapter(Line)

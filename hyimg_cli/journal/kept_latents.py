@@ -1,4 +1,4 @@
-"""The file of a job's kept latents: which job it belongs to, and how far the job came; no torch."""
+"""The file of a job's kept latents, with the job's key and its progress; no torch."""
 
 import hashlib
 from collections.abc import Iterable
@@ -23,8 +23,9 @@ def seal(payload: bytes) -> bytes:
 
 
 def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return the sealed bytes and their metadata. Raises ValueError, KeyError or TypeError if
-    damaged.
+    """Return the sealed bytes and their metadata.
+
+    Raises ValueError, KeyError or TypeError if they are damaged.
     """
     payload = data.partition(b"\n")[2]
     if data != seal(payload):
@@ -33,7 +34,7 @@ def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
 
 
 def find_begun(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[str, Begun]:
-    """Return those of `jobs` that a run in `folder` will resume from latents, by custom_id."""
+    """Return, by custom_id, the progress of those of `jobs` that will resume from latents."""
     digest_of, found = cache(source_digest), dict[str, Begun]()
     kept = {path.stem.replace("~", "/") for path in (folder.run / LATENTS).glob("*.safetensors")}
     for job in (job for job in jobs if job.custom_id in kept):

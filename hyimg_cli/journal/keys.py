@@ -1,6 +1,4 @@
-"""The resume key of each job: what must be equal for an earlier result to count, and what differs
-if it does not.
-"""
+"""The resume key of each job: whether an earlier result counts, and if not, what differs."""
 
 import os
 from collections import Counter
@@ -29,25 +27,25 @@ from hyimg_cli.spec.options import FINISHING
 
 UNREADABLE = "unreadable"
 NOT_FOUND = "source image not found"
-# The word of clips that are denoised together: of models that can.
+# The setting for clips that are denoised together; only for models that support it.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
-# Looked for once: it is asked for each job, several times.
+# Cached, because it is called several times for each job.
 _find_package = cache(find_spec)
-# Of a resolved job, what never changes its file.
+# Fields of a resolved job that never change its file.
 _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELDS, *FINISHING)
-# Counts up when the same image, weights and packages lead to other rows, or notes on them.
+# Increase it if the same image, weights and packages would give other rows, or notes on them.
 _SOURCE_FORMAT = 4
-# Counts up when the same redraw is put back otherwise.
+# Increase it if the same redraw would be put back in another way.
 _FINISHING_FORMAT = 4
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
-    """The job's key, from the bytes of its source images and of its checkpoint.
+    """Return the job's key, from the bytes of its source images and of its checkpoint.
 
-    The device and the size of the batch are not part of it; what `settings.table` declares to
-    change pixels, if only by rounding, and so perhaps a text, is. Whether a graph's capture
-    succeeded is not: the numbers are the same.
+    The key includes settings that `settings.table` declares to change pixels, even if only by
+    rounding, which may change a text. It does not include the device, the batch size, or whether
+    the capture of a graph succeeded, because that does not change the numbers.
     """
     return job_key(job, source_digests, model_print(job, config), pixel_settings(job, config))
 
@@ -58,18 +56,18 @@ def job_key(
     model_fingerprint: str,
     pixel_settings: Mapping[str, str],
 ) -> str:
-    """Hex sha256 over all that changes the job's pixels: not its id, paths, batch or metadata.
+    """Return the hex sha256 of all that changes pixels: not id, paths, batch or metadata.
 
-    `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: what of the
-    run changes pixels, such as the dtype.
+    `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: settings of
+    the run that change pixels, such as the dtype.
     """
     fields = shaping_fields(job_to_json(job))
     facts = {"job": fields, "model": model_fingerprint, "settings": dict(pixel_settings)}
     if isinstance(job, ImageJob):
         if fields.keys() & {"cot_text", "cot_token_ids"}:
-            # Some lines of a given text say bot_task, which only a dynamic system prompt reads.
+            # Some lines with a given text also set bot_task; only a dynamic system prompt reads it.
             fields.pop("bot_task", None)
-        # Where the text is given the line has no bot_task, but a dynamic system prompt hangs on it.
+        # A line with a given text has no bot_task, but a dynamic system prompt depends on it.
         facts["bot_task"] = job.bot_task
     if source_digests or isinstance(job, ImageJob):
         facts["sources"] = list(source_digests)
@@ -88,9 +86,7 @@ def model_print(job: Job, config: RunConfig) -> str:
 
 
 def finishing_key(job: Job, output: OutputConfig) -> str:
-    """Return the key of what follows a job's drawing, to put it back on its source; empty if
-    nothing does.
-    """
+    """Return the key of putting a job's drawing back on its source; empty if that is not done."""
     outside = job.outside if isinstance(job, ImageJob) else None
     if outside is None:
         return ""
@@ -123,15 +119,16 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     decided |= {"decode_graphs": "on" if graphs else "off"}
     words = in_key(config, "pictures", decided)
     of_latents = in_key(config, "pictures", decided, denoises_latents=True)
-    # A card is read where it would change them.
+    # Read the model's card only if it would change the settings.
     if words != of_latents and registry.model_card(job.model, choice.revision).denoises_latents:
         words = of_latents
     return words | beside
 
 
 def file_provenance(job: Job, config: RunConfig) -> Provenance:
-    """Return everything known in this process that decides the bits of the job's file: what a
-    replay sets again, and what it cannot set.
+    """Return all known facts that decide the bits of the job's file.
+
+    A replay can set some of them again, but not all.
     """
     import torch
 
@@ -157,8 +154,9 @@ def job_keys(jobs: Sequence[Job], config: RunConfig) -> dict[str, str]:
 
 
 def precision(choice: ModelChoice) -> tuple[str, str]:
-    """Return the kind of device and dtype that a run will choose; without torch, by the driver's
-    files.
+    """Return the device kind and dtype that a run will choose, from the driver's files.
+
+    Does not import torch.
     """
     kind = choice.kind(has_gpu=(choice.machine or here()).has_gpu)
     return kind, choice.dtype_on(kind)
@@ -176,8 +174,9 @@ def here() -> MachineInfo:
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
-    """Raise MachineError if a model has another dtype than its jobs' keys: a folder would mix two
-    precisions.
+    """Raise MachineError if a model's dtype differs from the one in its jobs' keys.
+
+    Otherwise a folder would mix two precisions.
     """
     expected = precision(choice)[1]
     if dtype != expected:
@@ -189,7 +188,7 @@ def confirm_dtype(choice: ModelChoice, dtype: str) -> None:
 
 
 def by_graphs(choice: ModelChoice, ranks: int) -> bool:
-    """Return True if a model over this many ranks will decode text by CUDA graphs; no torch."""
+    """Return True if a model on `ranks` ranks will decode text by CUDA graphs; no torch."""
     is_on_gpu = precision(choice)[0] == "cuda" and choice.device != "balanced"
     if is_on_gpu and not registry.model_card(choice.model, choice.revision).has_graphs:
         return False
@@ -212,7 +211,7 @@ def confirm_graphs(choice: ModelChoice, ranks: int, has_graphs: bool) -> None:
 
 
 def device_name(choice: ModelChoice) -> str:
-    """Return the CPU, or the name of the run's GPU, which imports torch."""
+    """Return `cpu`, or the name of the run's GPU; for a GPU, imports torch."""
     kind = precision(choice)[0]
     if kind == "cpu" or choice.machine is not None:
         return kind
@@ -224,7 +223,10 @@ def device_name(choice: ModelChoice) -> str:
 
 @cache
 def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
-    """Looked at once, until something comes or goes: it is asked for each job, several times."""
+    """Return True if the driver shows a GPU; cached, because each job asks several times.
+
+    `changed_ns`: the time of the last change in `devices`, so that a change is noticed.
+    """
     return any(devices.glob("nvidia[0-9]*"))
 
 
@@ -254,12 +256,13 @@ def source_key(image_digest: str, model_print: str, *, device: str, dtype: str) 
 
 
 def count_differences(folder: Path, jobs: Iterable[Job], config: RunConfig) -> Counter[str]:
-    """In what jobs differ from the recorded ones of their ids, with the number of jobs: fields,
-    `model`, settings, `source image`, or that one is not found; where nothing is recorded, what
-    the folder does not say.
+    """Return how jobs differ from the recorded ones with their ids, with the number of jobs.
 
-    A result's key tells that its job differs; `manifest.resolved.jsonl` and `run.json` tell in
-    what, as far as they are of that result's run.
+    The keys are fields, `model`, settings, `source image`, the text `NOT_FOUND` for a missing
+    source, or a text that says that the folder does not record the difference.
+
+    A result's key shows that its job differs. `manifest.resolved.jsonl` and `run.json` show how,
+    if they are from the run that made the result.
     """
     lines, info = readable_jobs(folder), read_run_info(folder)
     models, flags = object_in(info, "models").values(), object_in(info, "flags")

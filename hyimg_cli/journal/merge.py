@@ -1,6 +1,6 @@
-"""Join folders of runs into one: results and files are kept as they are, contradictions refused.
+"""Join folders of runs into one: results and files stay unchanged, conflicts are errors.
 
-Two clusters that share a manifest have a folder each.
+For example, two clusters that share a manifest have one folder each.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,11 +53,11 @@ class _Source(NamedTuple):
 
 
 def merge(folders: Sequence[Path], into: Path) -> Merged:
-    """Joins folders into one, which may have results already: they stay.
+    """Join folders into one; results that it already has are kept.
 
-    A done job wins over a failed one. Writes `manifest.resolved.jsonl` of all jobs, and the
-    manifest of those that are missing. Raises OutputFolderError where two folders have done a job
-    of one id otherwise, or two jobs have one file; then nothing is written.
+    A done job replaces a failed one. Writes `manifest.resolved.jsonl` with all jobs, and a
+    manifest of the missing ones. Raises OutputFolderError if two folders made one job in different
+    ways, or if two jobs have the same file; then nothing is written.
     """
     with run_folder(into) as target:
         others = [folder for folder in folders if folder.resolve() != into.resolve()]
@@ -76,7 +76,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                         hint="leave out one of the folders; run.json has the flags of each",
                         code="output.other-job",
                     )
-            # Files at an address are read, too: what is copied is what was written.
+            # Files at an address are read, too, so only files as they were written are copied.
             whole = (one for one in done if is_intact(RunFolder(one.folder), one.results[name]))
             failed = [one for one in having if one not in done]
             intact = next(whole, None)
@@ -94,7 +94,7 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                 hint="merge folders of one manifest, or of manifests with different ids and names",
                 code="output.other-file",
             )
-        # The line of a job is where its outcome is from: another folder may know it otherwise.
+        # Take a job's line from the folder of its outcome: other folders may have another line.
         jobs = dict[str, Entry]()
         for source in sources:
             for name, line in source.jobs.items():
@@ -102,8 +102,8 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                     jobs[name] = line
         for name, source in chosen.items():
             for file, expected in _files(results[name]) if source.folder != into else ():
-                # Outputs were checked; of a film's sidecar and frames, an edit's redraw and matte,
-                # what is gone or changed stays away.
+                # Outputs were checked above. A video's sidecar and frames and an edit's redraw and
+                # matte are left out if they are missing or changed.
                 with disk_errors(source.folder), suppress(FileNotFoundError):
                     if expected is None or expected == digest.of_file(source.folder / file):
                         target.bring(file, source.folder / file)
@@ -119,14 +119,14 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
 
 
 def _read(folder: Path, into: Path) -> _Source:
-    """A folder's results and jobs; the jobs' paths lead from `into`."""
+    """Return a folder's results and jobs; paths in the jobs are relative to `into`."""
     jobs = dict(resolved_jobs(folder))
     moved = dict(zip(jobs, lines_moved(jobs.values(), folder, into), strict=True))
     return _Source(folder, run_folder(folder).results(), moved)
 
 
 def _join_scores(folders: Iterable[Path], into: Path) -> None:
-    """Carry the scores of candidates over; picks are made anew by `hyimg pick`."""
+    """Copy the scores of candidates; `hyimg pick` makes new picks from them."""
     scored = [one for one in folders if not address_of(one) and (one / SCORES).is_file()]
     if scored and not address_of(into):
         with ScoresFile(into) as file:
@@ -139,7 +139,7 @@ def _is_done(entry: Entry) -> bool:
 
 
 def _files(entry: Entry) -> Iterator[tuple[str, str | None]]:
-    """Every file of a result, frames one by one; of an edit's files what their digest must be."""
+    """Yield every file of a result, frames one by one, with the expected digest or None."""
     for output in outputs_of(entry):
         for name in files_of(output):
             count = output.get("num_frames", 0) if name == output.get("frames_path") else 0

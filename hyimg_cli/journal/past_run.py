@@ -26,13 +26,13 @@ def read_run_info(folder: Path) -> dict[str, Any]:
 
 
 def object_in(info: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a part of run.json, which is untrusted; empty if it is not an object."""
+    """Return an object in run.json, which is untrusted; empty if it is not an object."""
     part = info.get(name)
     return part if isinstance(part, dict) else {}
 
 
 def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the lines of manifest.resolved.jsonl by custom_id, in order; none without that file.
+    """Yield the lines of manifest.resolved.jsonl with their custom_id; none without that file.
 
     Raises OutputFolderError at the first line that cannot be read.
     """
@@ -54,7 +54,7 @@ def resolved_jobs(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the same lines; none if one cannot be read."""
+    """Return the lines of `resolved_jobs` by custom_id; empty if any line cannot be read."""
     try:
         return dict(resolved_jobs(folder))
     except OutputFolderError:
@@ -62,7 +62,7 @@ def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
-    """Return the files of all finished jobs by custom_id; a second one of a job is `id[1]`.
+    """Return the files of all finished jobs by custom_id; a job's second file is `id[1]`.
 
     `by_frame`: instead of a video, its PNG files if it has some, as `id frame 0000`.
     """
@@ -79,5 +79,5 @@ def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
 
 
 def job_of(name: str) -> str:
-    """Return the job of a frame of `output_files`; any other name is returned as it is."""
+    """Return the job of a frame in `output_files`; any other name is returned unchanged."""
     return name.partition(_FRAME)[0]

@@ -1,13 +1,13 @@
 """Scores, picks and a person's choices in a run's folder, as files of JSON lines.
 
-    OUT/scores.jsonl    appended; a scorer's declaration before the first score under it, then a
-                        line for each score; of a key, and of a scorer's name, the last line counts
-    OUT/choices.jsonl   appended; of a line of the manifest the last choice counts
-    OUT/picks.jsonl     written whole, a line for each line of the manifest
-    OUT/candidates.jsonl  written whole: every candidate of the first round, as a manifest in full
+    OUT/scores.jsonl    appended; a scorer's declaration before its first score, then a line for
+                        each score; the last line of a key or of a scorer's name counts
+    OUT/choices.jsonl   appended; the last choice for a line of the manifest counts
+    OUT/picks.jsonl     written whole, one line per line of the manifest
+    OUT/candidates.jsonl  written whole: every candidate of the first round, as a complete manifest
     OUT/drafts/         the run folder of the drafts
 
-Of a file of texts `texts.jsonl` the first three are called `texts.scores.jsonl` and so on.
+For a file of texts `texts.jsonl`, the first three are named `texts.scores.jsonl` and so on.
 """
 
 import re
@@ -26,19 +26,20 @@ from hyimg_cli.journal.journal_file import JournalFile, lines_in
 SCORES, PICKS, CHOICES = "scores.jsonl", "picks.jsonl", "choices.jsonl"
 DRAFTS, CANDIDATES = "drafts", "candidates.jsonl"
 Line = Mapping[str, Any]
-# Ends the kind of a reason: `judge.follows 5 < 7`, `duplicate of cat-3`, `global: structure …`.
+# The end of a reason's kind: `judge.follows 5 < 7`, `duplicate of cat-3`, `global: structure …`.
 _KIND = re.compile(r":| of | -?[0-9]")
 
 
 def beside(place: Path, name: str) -> Path:
-    """The path of such a file: in a run's folder, or next to a file of texts."""
+    """Return the path of such a file: in a run's folder, or next to a file of texts."""
     return place / name if place.is_dir() else place.with_name(f"{place.stem}.{name}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, none if it does not exist; a last line that a kill cut off is skipped.
+    """Return the lines of a file; none if it does not exist.
 
-    Raises OutputFolderError for any other line that is not a JSON object.
+    A last line that a kill cut off is skipped. Raises OutputFolderError for any other line that
+    is not a JSON object.
     """
     with disk_errors(path):
         data = bytes_if_any(path)
@@ -59,16 +60,18 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_picks(place: Path) -> dict[str, dict[str, Any]]:
-    """What was picked, by the id of the manifest's line; empty where nothing was."""
+    """Return the lines of picks.jsonl by the manifest line's id; empty without that file."""
     entries = read_lines(beside(place, PICKS))
     return {one["candidate_of"]: one for one in entries if isinstance(one.get("candidate_of"), str)}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What picks.jsonl says of a candidate of the line `of`. `state`: picked, ranked or rejected;
-    `why`: its rank or the reasons against it; `is_missing`: picked, but not yet drawn in full.
-    `final_values`: of a draft, the values of its picture in full.
+    """The verdict in picks.jsonl on a candidate of the line `of`.
+
+    `state`: picked, ranked or rejected. `why`: its rank, or the reasons against it. `is_missing`:
+    True if picked but not yet drawn in full. `final_values`: for a draft, the values of the
+    picture drawn in full.
     """
 
     of: str
@@ -82,8 +85,9 @@ class Verdict:
 
 
 def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
-    """The verdict on each candidate of `read_picks(place)`, by its id. Raises OutputFolderError for
-    a line that is not one of hyimg's.
+    """Return the verdict on each candidate of `read_picks(place)`, by its id.
+
+    Raises OutputFolderError for a damaged line.
     """
     found: dict[str, Verdict] = {}
     for of, line in picks.items():
@@ -112,7 +116,7 @@ def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
 
 
 def kind_of(reason: str) -> str:
-    """A reason without its numbers and names, to be counted."""
+    """Return a reason without its numbers and names, for counting."""
     return _KIND.split(reason.removeprefix("final: "))[0]
 
 
@@ -131,8 +135,9 @@ def write_candidates(place: Path, lines: Iterable[Line]) -> None:
 
 
 def append_choices(place: Path, choices: Iterable[Line]) -> None:
-    """Add a person's choices: `candidate_of`, and `picked`, a list of ids, empty where none is
-    good; null: as the rule says.
+    """Add a person's choices: lines with `candidate_of` and `picked`.
+
+    `picked` is a list of ids, which is empty if no candidate is good, or null to follow the rule.
     """
     path = beside(place, CHOICES)
     with disk_errors(path.parent), closing(JournalFile(path)) as file:
@@ -140,7 +145,7 @@ def append_choices(place: Path, choices: Iterable[Line]) -> None:
 
 
 def read_choices(place: Path) -> dict[str, list[str]]:
-    """A person's last choice for each line of the manifest that has one."""
+    """Return a person's last choice for each line of the manifest that has one."""
     last = {
         one.get("candidate_of"): one.get("picked") for one in read_lines(beside(place, CHOICES))
     }
@@ -148,11 +153,11 @@ def read_choices(place: Path) -> dict[str, list[str]]:
 
 
 class ScoresFile:
-    """scores.jsonl. Reading needs no lock; appending needs `with`, which takes one of its own."""
+    """scores.jsonl. Reading needs no lock; appending needs `with`, which takes a separate lock."""
 
     def __init__(self, place: Path) -> None:
         self._path = beside(place, SCORES)
-        # By key, the last line of each score; by the scorer's name, its last declaration.
+        # The last line of each score by key, and each scorer's last declaration by name.
         self.scores: dict[str, Line] = {}
         self.declared: dict[str, Line] = {}
         self._held = ExitStack()

@@ -1,4 +1,4 @@
-"""Contents of `run.json`: versions, hardware in words, flags with their origin, digests."""
+"""The contents of `run.json`: versions, hardware, flags with their origin, and digests."""
 
 import os
 import platform
@@ -48,7 +48,7 @@ def versions() -> Mapping[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the machine in words: processor, cores this process may use, GPUs."""
+    """Return a description of the machine: processor, cores this process may use, GPUs."""
     with gc_paused():
         import torch
     return {

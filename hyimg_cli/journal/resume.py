@@ -1,4 +1,4 @@
-"""Decide which jobs a run still has to do, given the results in its folder."""
+"""Decide which jobs a run must still do, given the results in its folder."""
 
 import os
 from collections import Counter
@@ -33,11 +33,12 @@ class ResumePolicy:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Jobs to run, jobs already done, and failed jobs that are left alone.
+    """Jobs to run, jobs already done, and failed jobs that are not run again.
 
-    `to_finish`: jobs whose redraw exists, to be put back on its source in another way. `former`: by
-    job, files of results to be replaced, except those that another result names too. `results`: the
-    last outcomes so far. `begun`: of the jobs to run, those that resume from kept latents.
+    `to_finish`: jobs whose redraw exists and only has to be put back on its source again.
+    `former`: files of results that will be replaced, by job, without files that another result
+    also names. `results`: the last outcomes so far. `begun`: the jobs to run that resume from kept
+    latents.
     """
 
     to_run: list[Job]
@@ -113,7 +114,7 @@ def resume(
             code="output.other-job",
         )
     _refuse_taken_names(folder.folder, jobs, to_run, results)
-    # Files that go once a job's new line is on disk: of no other result.
+    # Files to remove once a job's new line is on disk; no other result names them.
     owners = Counter(file for entry in results.values() for file in files_of_result(entry))
     former = {
         job.custom_id: [one for one in files_of_result(results[job.custom_id]) if owners[one] == 1]
@@ -125,13 +126,13 @@ def resume(
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:
-    """Return True if a result has outputs, and every file of them exists as it was written."""
+    """Return True if a result has outputs and all their files exist as they were written."""
     outputs = entry.get("outputs") or ()
     return bool(outputs) and folder.holds(outputs, with_frames=with_frames)
 
 
 def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
-    """True where a done job's file is called otherwise by now, but for its format."""
+    """Return True if a done job's file would now have another name, apart from its format."""
     paths = (PurePosixPath(output["path"]) for output in outputs_of(entry))
     name = f"{OUTPUTS}/{name_of(job)}"
     return any(str(path).removesuffix(path.suffix) != name for path in paths)
@@ -140,8 +141,9 @@ def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
 def _refuse_taken_names(
     folder: Path, jobs: Sequence[Job], to_run: Sequence[Job], results: Results
 ) -> None:
-    """Raises OutputFolderError where a file of `to_run` would be that of a result of another
-    manifest, whose id is not among `jobs`, or take a source picture's place.
+    """Raise OutputFolderError if a file of `to_run` would replace another result or a source.
+
+    Another result means one whose id is not among `jobs`.
     """
     taken: dict[str, tuple[str, str]] = {}
     outputs, real = os.path.realpath(folder / OUTPUTS), cache(os.path.realpath)

@@ -1,4 +1,4 @@
-"""The file of texts that `hyimg think` writes: a manifest, one line per job as its text ends.
+"""The file of texts that `hyimg think` writes: a manifest with one line per finished text.
 
 A line is on disk when `append` returns, whole or not at all, so a killed run resumes after it.
 People edit these lines; existing lines are never rewritten.
@@ -24,14 +24,14 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
 
-# What stands first in a line, for who reads it.
+# Fields that come first in a line, for people who read it.
 _FIRST = ("custom_id", "prompt", "cot_text", "ratio_index")
 
 
 def note_of(
     job: ImageJob, ids: Sequence[int], text: str, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The note of a text that a job wrote; by its key among the `facts` a later run knows it."""
+    """Return the note on a text that a job wrote; `facts` has the key that later runs check."""
     fields = job_to_json(job)
     sampling = {name: fields[name] for name in fields if name in (*AR_FIELDS, "bot_task")}
     return note(ids, text, sampling | dict(facts))
@@ -41,7 +41,7 @@ class TextsFile(JobFolder):
     """The file at `path`. Reading needs no lock; writing needs `with`, which takes it."""
 
     def __init__(self, path: Path, jobs: Sequence[Job]) -> None:
-        """`jobs`: all that may be appended. A link here is its user's own."""
+        """Set the path and the jobs that may be appended; a symbolic link is followed."""
         super().__init__(path.parent)
         self._path = path.resolve() if path.is_symlink() else path
         self._jobs = {job.custom_id: job for job in jobs}
@@ -66,12 +66,12 @@ class TextsFile(JobFolder):
     def begin(self, config: RunConfig, *, force: bool) -> list[Job]:
         """Open the file for lines; return the jobs that have none yet.
 
-        Raises OutputFolderError if a line is of another job of that name; with `force`, the line is
-        removed.
+        Raises OutputFolderError if a line is from a different job with the same id; `force` removes
+        that line instead.
         """
         kept = self._read()
         keys = job_keys([self._jobs[name] for name in self._jobs if name in kept], config)
-        # A line without a text names no job by its key.
+        # A line without a text has no key.
         notes = {name: kept[name].get("written") for name in keys}
         others = [
             self._jobs[name]
@@ -95,8 +95,9 @@ class TextsFile(JobFolder):
         return [job for name, job in self._jobs.items() if name not in kept]
 
     def _read(self) -> dict[str, dict[str, Any]]:
-        """The lines by custom_id; what a kill cut off is passed over. Raises OutputFolderError for
-        any other line that is no job.
+        """Return the lines by custom_id; a last line that a kill cut off is skipped.
+
+        Raises OutputFolderError for any other line that is not a job.
         """
         with disk_errors(self._path):
             data = bytes_if_any(self._path)
@@ -137,7 +138,7 @@ class TextsFile(JobFolder):
         line["cot_text"] = text
         if job.size.is_auto and outcome.ratio_index is not None:
             line["ratio_index"] = outcome.ratio_index
-        line["cot_token_ids"] = line.pop("cot_token_ids")  # behind what people read
+        line["cot_token_ids"] = line.pop("cot_token_ids")  # after the fields that people read
         line["written"] = note_of(job, ids, text, {"key": outcome.key, **(outcome.written or {})})
         return {name: line[name] for name in _FIRST if name in line} | line
 

@@ -40,7 +40,7 @@ _INSTEAD = {
 
 
 def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the line's own fields: the body's, the task, and keys next to the envelope's three.
+    """Return the line's own fields: the body, the task, and keys next to the envelope's keys.
 
     Raises BadValue, with the slug `openai-envelope`, if the envelope itself is wrong.
     """

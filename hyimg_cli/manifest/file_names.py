@@ -39,16 +39,14 @@ def name_files(
 
     @cache
     def below(folder: str) -> str:
-        """Return a source image's folder relative to the manifest's; one elsewhere by its last
-        name.
-        """
+        """Return a source's folder relative to the manifest's; outside it, the last name."""
         place = os.path.abspath(folder)
         relative = os.path.relpath(place, os.path.abspath(manifest.folder))
         is_elsewhere = relative == ".." or relative.startswith("../")
         return fit(os.path.basename(place) if is_elsewhere else relative.removeprefix("."))
 
     # Jobs are numbered from 1. A faulty line counts as one job, so the jobs after it keep their
-    # numbers when it is mended. A matrix makes several lines of one, which are already in order.
+    # numbers when it is fixed. A matrix turns one line into several, which are already in order.
     results = Counter(job.source_line for job in jobs)
     lines = [(line.line_number, line.where) for line in manifest.lines]
     lines += [(number, "") for number in manifest.bad_ids]

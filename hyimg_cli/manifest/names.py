@@ -38,8 +38,8 @@ def ids_of_files(names: Iterable[str], suffixes: Iterable[str]) -> dict[str, str
     for name in sorted(set(names)):
         folder, slash, file = name.rpartition("/")
         stem, _, suffix = file.rpartition(".")
-        # Others have their kind behind them, so that cat.jpg stays cat beside cat.png, which is
-        # cat-png, alone or not.
+        # Other types are added to the id, so cat.jpg is always cat and cat.png always cat-png,
+        # even without the other file.
         is_plain = suffix.lower() == "jpg"
         if (
             len(stem) > _LONGEST

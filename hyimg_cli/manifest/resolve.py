@@ -28,7 +28,7 @@ def resolve_jobs(
     card_of: Callable[[str], ModelCard],
     video_card_of: Callable[[str], VideoCard] | None = None,
 ) -> tuple[list[Job], list[HyimgError]]:
-    """Return the valid lines' jobs in manifest order, and faults that only now can be found.
+    """Return the valid lines' jobs in manifest order, and faults that can only be found now.
 
     `card_of` is called once per model; without `video_card_of`, no line may ask for a video. Raises
     what they raise for the models of the settings; for a model that a line names, that becomes a

@@ -1,4 +1,4 @@
-"""A resolved job as a manifest line: for `manifest.resolved.jsonl`, the resume key and the PNG."""
+"""A resolved job as a manifest line, for `manifest.resolved.jsonl`, resume keys and PNGs."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
 def lines_moved(
     lines: Iterable[Mapping[str, Any]], former: Path, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """Move lines of an untrusted manifest from the folder `former` to `folder`. Raises BadValue."""
+    """Move an untrusted manifest's lines from folder `former` to `folder`. Raises BadValue."""
     from_folder = leading_from(folder)
     for line in lines:
         yield map_paths(line, lambda path: from_folder(joined(former, path)))

@@ -1,4 +1,4 @@
-"""Resolve a line: its values first, then the run's settings, then the checkpoint's defaults.
+"""Resolve a line: its own values, then the run's settings, then checkpoint defaults.
 
 Faults that depend on the model and the settings, and the jobs themselves, are made in `pictures`
 and `videos`.

@@ -1,4 +1,4 @@
-"""Find the pictures that a command line names (files, folders, patterns), and skipped files."""
+"""Find the pictures that a command line names: files, folders and patterns."""
 
 import glob
 import os
@@ -89,7 +89,7 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
 
 
 class _Search:
-    """What the arguments name: pictures, skipped files by reason, and faults."""
+    """The files that the arguments name: pictures, skipped files by reason, and faults."""
 
     def __init__(self, is_recursive: bool, if_missing: str) -> None:
         self.is_recursive, self.if_missing = is_recursive, if_missing
@@ -100,7 +100,7 @@ class _Search:
         self.faults: list[HyimgError] = []
 
     def add(self, argument: str) -> Path:
-        """Add what an argument names, and return the folder to which its names are relative."""
+        """Add an argument's pictures; return the folder to which their names are relative."""
         if is_pattern(argument):
             matches = sorted(glob.glob(argument, recursive=True))
             if not matches:

@@ -1,4 +1,4 @@
-"""A manifest line that asks for videos: its size and frames by the rules of its model, its jobs."""
+"""A manifest line that asks for videos: its jobs, with sizes that its model allows."""
 
 import math
 from collections.abc import Iterator

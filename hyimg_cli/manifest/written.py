@@ -2,11 +2,11 @@
 
 Fields of the line:
 
-    cot_text        for people; edited, it is tokenised as it stands
-    cot_token_ids   the text's own tokens: what counts as long as cot_text is as it was written
-    ratio_index     the size that the text stage chose, where it was asked to
-    written         the note: digests that tell an edit, the text's tags, how it came about
-                    (ending: the ids behind the text; lengths, withdrawn: see `Replay.runs`)
+    cot_text        for people; if it was edited, it is tokenised again
+    cot_token_ids   the text's own tokens, which are used as long as cot_text is unedited
+    ratio_index     the size that the text stage chose, if it was asked to
+    written         the note: digests that detect an edit, the text's tags, how it was made
+                    (ending: the ids after the text; lengths, withdrawn: see `Replay.runs`)
 """
 
 import json
@@ -52,8 +52,8 @@ NOTE = Kind(read_note, {})
 class Replay:
     """A text that was written earlier, as its job's AR stage had it.
 
-    Fed in the same way, it gives the same K/V to the bit. `job` is the one that would write it; see
-    `KnownText` for the rest.
+    If it is fed in the same way, it gives exactly the same K/V. `job`: the job that would write it.
+    See `KnownText` for the rest.
     """
 
     job: ImageJob
@@ -96,7 +96,7 @@ class Replay:
 
 def note(ids: Sequence[int], text: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the note of a text as it was written; `facts`: how it was made."""
-    # Of the text's sections: the tags that are opened and closed.
+    # The tags that the text's sections open and close.
     tags = _tags(text, set(re.findall(r"<(\w+)>.*?</\1>", text, re.DOTALL)))
     return digests_of(text, ids) | {"tags": tags} | dict(facts)
 

@@ -1,1 +1,1 @@
-"""Pages to look at and to pass on: a run's, and a comparison's."""
+"""Report pages to view and share: of a run, and of a comparison."""

@@ -1,4 +1,4 @@
-"""A comparison to look at: what `bench.json` says, as a page with pictures and as Markdown.
+"""The report of a comparison: `bench.json` as a page with pictures and as Markdown.
 
 Pixels are uint8 arrays [H, W, 3], RGB.
 """
@@ -18,22 +18,22 @@ from hyimg_cli.media.images import read_image
 from hyimg_cli.quality.metrics import SHARES, Pixels, level_differences
 from hyimg_cli.report.page import number, render
 
-# More pairs than this make a page heavy; the folders A and B hold them all.
+# The maximum number of pairs on a page, to keep it small; the folders A and B have them all.
 _MOST_PAIRS = 12
-# Longest side in pixels of a picture that is looked at closely.
+# Maximum side in pixels of a picture on the page.
 DISPLAY_SIDE = 768
-# Small pictures are shown enlarged, dot by dot.
+# Smaller pictures are enlarged by a whole factor, up to this side in CSS pixels.
 _ENLARGED_SIDE = 256
 _SCALES = (1, 2, 5, 10, 20, 50, 100, 255)
-# 33 evenly spaced colours of `inferno` (Smith and van der Walt, matplotlib, CC0); between them
-# straight lines in sRGB, at most 2 levels off the original 256.
+# 33 evenly spaced colours of `inferno` (Smith and van der Walt, matplotlib, CC0). Linear
+# interpolation in sRGB between them is at most 2 levels off the original 256.
 _INFERNO = (
     "000004 040312 0b0724 150b37 210c4a 2f0a5b 3d0965 4a0c6b 57106e 64156e 71196e "
     "7d1e6d 8a226a 972766 a32c61 b0315b bc3754 c63d4d d04545 da4e3c e35933 eb6429 "
     "f1711f f67e14 f98c0a fb9b06 fcaa0f fbba1f f9c932 f5d949 f2e865 f3f586 fcffa4 "
 )
 _POINTS = np.frombuffer(bytes.fromhex(_INFERNO), dtype=np.uint8).reshape(-1, 3)
-# Of a row of the precision budget, the figures and how they are written.
+# The figures in a row of the precision budget, with their formats.
 _FIGURES = {"psnr_min": ".1f", "ssim_min": ".4f", "lpips_max": ".4f", "max_abs": "d"}
 _FIGURES |= dict.fromkeys(SHARES, ".2%")
 Entry = Mapping[str, Any]
@@ -41,10 +41,10 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EmbeddedPicture:
-    """A picture in a page. `uri` holds it whole.
+    """A picture in a page; `uri` contains the whole file.
 
-    `width`, `height`: pixels in the file; `shown_width`: CSS pixels at most, more than `width`
-    where its dots are larger than those of the screen; `note`: what was done to it for the page.
+    `width`, `height`: pixels in the file. `shown_width`: maximum width in CSS pixels; more than
+    `width` if the picture is enlarged. `note`: how it was changed for the page.
     """
 
     uri: str
@@ -56,9 +56,11 @@ class EmbeddedPicture:
 
 
 class HeatMap(NamedTuple):
-    """A map of where two pictures differ. `top`: levels at the bright end of the scale; `largest`:
-    the largest difference found; `legend`: the meaning of its colours, which `gradient` has from
-    left to right, as a CSS value.
+    """A map of where two pictures differ.
+
+    `top`: the difference in levels at the bright end of the scale. `largest`: the largest
+    difference found. `legend`: the meaning of the colours. `gradient`: the colours from left to
+    right, as a CSS value.
     """
 
     picture: EmbeddedPicture
@@ -71,21 +73,24 @@ class HeatMap(NamedTuple):
 def comparison_page(
     entry: Entry, shown: Sequence[str], pictures: Mapping[str, tuple[Path, Path]]
 ) -> str:
-    """The page of a `bench.json`; `pictures` by job: the files of the two variants `shown`."""
+    """Return the page of a `bench.json`.
+
+    `pictures`: by job, the files of the two variants in `shown`.
+    """
     pairs = list(_pairs(entry, shown, pictures))
     count = len(pictures)
     return render("comparison.html", pairs=pairs, shown=shown, count=count, **_tables(entry))
 
 
 def markdown(entry: Entry) -> str:
-    """`bench.json` as text with tables."""
+    """Return `bench.json` as Markdown text with tables."""
     return render("comparison.md", **_tables(entry))
 
 
 def _tables(entry: Entry) -> dict[str, Any]:
-    """Content of both forms: rows of cells."""
+    """Return the content that the page and the Markdown share, as rows of cells."""
     speedups = []
-    # By step count, each variant's seconds and rows.
+    # Each variant's seconds and rows, by step count.
     variants: dict[int, dict[str, Any]] = {}
     for timing in entry["timings"]:
         up = timing["speedup"]
@@ -106,7 +111,7 @@ def _tables(entry: Entry) -> dict[str, Any]:
         for label, own in sides.items():
             rows = [str(own["rows"].get(stage, "–")) for stage in ("prefill", "text", "denoise")]
             runs.append((label, str(steps), f"{own['s_per_job']:.3f}", *rows))
-        # The spread of all variants: of the whole run, then of each phase that took any time.
+        # The spread over all variants: for the whole run, then for each phase that took time.
         spreads = {"whole run": [own["wall_s"] for own in sides.values()]}
         for name in entry["timings"][0]["a"]["phases_s"]:
             spreads[name] = [own["phases_s"][name] for own in sides.values()]
@@ -122,8 +127,9 @@ def _tables(entry: Entry) -> dict[str, Any]:
 def _pairs(
     entry: Entry, shown: Sequence[str], pictures: Mapping[str, tuple[Path, Path]]
 ) -> Iterator[dict[str, Any]]:
-    """The first pairs with prompt and distances at the main step count; one of two sizes has no
-    difference to show.
+    """Yield the first pairs, with prompt and distances at the main step count.
+
+    A pair with different sizes has no heat map.
     """
     a, b = shown
     row_name = f"{a} vs {b}, {entry['main_steps']} steps"
@@ -155,7 +161,7 @@ def _pairs(
 
 
 def embed_picture(pixels: Pixels, alt: str) -> EmbeddedPicture:
-    """`pixels` in a page, scaled down (Lanczos) where they are larger than it shows."""
+    """Return `pixels` for a page, scaled down (Lanczos) if they are larger than it shows."""
     image = Image.fromarray(pixels)
     image.thumbnail((DISPLAY_SIDE, DISPLAY_SIDE), Image.Resampling.LANCZOS)
     height, width, _ = pixels.shape
@@ -167,7 +173,7 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
     """Map where `a` and `b` differ, in colours from 0 (dark) to `top` levels (bright).
 
     `top` is the first of 1, 2, 5, 10, … 255 that no difference exceeds. A large map shows the
-    largest difference in each square, so that no dot gets lost. Raises UsageError where the sizes
+    largest difference in each square, so no difference is lost. Raises UsageError if the sizes
     differ.
     """
     from skimage.measure import block_reduce
@@ -185,8 +191,9 @@ def heat_map(a: Pixels, b: Pixels) -> HeatMap:
 
 
 def color_values(values: NDArray[np.floating[Any]]) -> Pixels:
-    """Values [H, W] from 0 to 1 as colours [H, W, 3], equal steps looking equally far apart,
-    darkest at 0; what lies outside is shown as the end.
+    """Return colours [H, W, 3] for values [H, W] from 0 (darkest) to 1.
+
+    Equal steps look equally large. Values outside the range are clipped.
     """
     places = np.linspace(0, 1, len(_POINTS))
     channels = [np.interp(values, places, column) for column in _POINTS.T]
@@ -197,6 +204,6 @@ def _encode(image: Image.Image, alt: str, note: str = "") -> EmbeddedPicture:
     data = io.BytesIO()
     image.save(data, format="PNG", optimize=True)
     uri = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-    # A whole number of screen dots for each of the picture's.
+    # Enlarge by a whole number, so every pixel has the same size on the screen.
     factor = max(1, _ENLARGED_SIDE // max(image.size))
     return EmbeddedPicture(uri, alt, *image.size, image.width * factor, note)

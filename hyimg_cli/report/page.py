@@ -1,4 +1,4 @@
-"""Pages from templates: HTML that asks nothing of the network, styles and script inside.
+"""Pages from templates: HTML with styles and scripts inside, which needs no network.
 
 Light and dark follow the reader's system. Sliders are range inputs, so the arrow keys move them.
 """
@@ -14,7 +14,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **content: Any) -> str:
-    """A whole document. In `.html` every text of `content` is escaped."""
+    """Return a whole document; in `.html` templates, all text in `content` is escaped."""
     return _environment().get_template(template).render(content)
 
 
@@ -33,12 +33,12 @@ def _environment() -> jinja2.Environment:
 
 
 def number(value: float | str | None, form: str) -> str:
-    """A figure in this form; a dash for none, a text such as "inf" as it is."""
+    """Return a figure in this format; None as a dash, a text such as "inf" unchanged."""
     return "–" if value is None else value if isinstance(value, str) else format(value, form)
 
 
 def _percent(value: float, top: float) -> str:
-    """A value as a CSS length where `top` is the whole width."""
+    """Return a value as a CSS length; `top` is the whole width."""
     return f"{max(value, 0.0) / top * 100 if top else 0:.3f}%"
 
 

@@ -7,8 +7,9 @@ from hyimg_cli.journal.picks import DRAFTS, read_picks, verdicts_of
 
 
 def shown_picks(folder: Path) -> dict[str, Any]:
-    """The picks of a run's folder, or of the run that its drafts are of; empty where there are
-    none. `scorers`: whether higher is better, by name; `jobs`: by candidate.
+    """Return the picks of a run; `folder` may also be the folder of its drafts.
+
+    Empty if nothing was picked. `scorers`: True by name if higher is better. `jobs`: by candidate.
     """
     is_of_drafts = folder.name == DRAFTS
     place = folder.parent if is_of_drafts else folder

@@ -1,5 +1,6 @@
-"""A job as the page shows it, in plain values: from its result line and from the job as it was
-resolved; either may be empty.
+"""A job as the page shows it, in plain values, from its result line and its resolved job.
+
+Either may be empty.
 """
 
 import re
@@ -17,14 +18,14 @@ Entry = Mapping[str, Any]
 Record = dict[str, Any]
 
 _NO_TIME = ("queue", "total")
-# Said elsewhere in a record, or too long for a list of settings.
+# Shown elsewhere in a record, or too long for a list of settings.
 _NO_SETTING = ("custom_id", "prompt", "images", "seed", "cot_text", "cot_token_ids", "model")
 
 
 class Pictures(ABC):
-    """How a page gets at files, by their paths from the run's folder.
+    """How a page links or embeds files, by their paths relative to the run's folder.
 
-    `shared`: the folder, as sources are written, that stands before the names of all.
+    `shared`: the folder that all source images share, written as in their paths.
     """
 
     def __init__(self, folder: Path, shared: Path | None = None) -> None:
@@ -32,22 +33,23 @@ class Pictures(ABC):
 
     @abstractmethod
     def show(self, path: str, key: str = "") -> Record:
-        """Link and thumbnail of a file; `gone` says why it cannot be shown. `key`: of its content,
-        where that is known.
+        """Return the link and the thumbnail of a file; `gone` says why it cannot be shown.
+
+        `key`: the digest of its content, if known.
         """
 
     def link(self, path: str) -> str:
-        """Where a file is, from the page; empty where there is none, or the page stands alone."""
+        """Return a file's link from the page; empty for a missing file or a single-file page."""
         return ""
 
     def source(self, path: str) -> Record:
-        """A source, by the part of its path that not all sources share."""
+        """Return a source's record, named by the part of its path that not all sources share."""
         pure, shared = Path(path), self._shared
         name = str(pure.relative_to(shared)) if shared and shared in pure.parents else pure.name
         return self.show(path) | {"name": name}
 
     def output(self, output: Entry) -> Record:
-        """A file of a result, with what its line says of it."""
+        """Return the record of a result's file, with the facts from its result line."""
         path = str(output.get("path"))
         facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
         shown = self.show(path, str(output.get("sha256") or ""))
@@ -55,16 +57,16 @@ class Pictures(ABC):
 
 
 def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Record:
-    """One result; `place` is that of its job in the manifest."""
+    """Return the record of one result; `place` is its job's position in the manifest."""
     edit, times = result.get("edit") or {}, result.get("timings_s") or {}
-    # What the model drew, where an edit was put back on its source.
+    # The redraw, if the edit was put back on its source.
     drawn = str(edit.get("plain") or "")
     link = pictures.link(drawn) if drawn else ""
     # The time of each phase, and how long the job waited before the first.
     phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
     waited = [("waited", f"{times.get('queue', 0.0):.3f} s")] if phases else []
     error = result.get("error") or {}
-    # Where an edit was put back on its source.
+    # If the edit was put back on its source.
     mask = {"path": edit.get("mask"), "sha256": (edit.get("sha256") or {}).get("mask")}
     found = {
         "id": result["custom_id"],
@@ -89,7 +91,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
 
 
 def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
-    """Short facts: steps, time, and how much was reused."""
+    """Yield short facts: steps, time, and how much was reused."""
     if steps := result.get("denoise_steps") or asked.get("num_inference_steps"):
         estimated = (result.get("step_cache") or {}).get("estimated")
         yield "steps", f"{steps}, {estimated} of them estimated" if estimated else str(steps)
@@ -117,7 +119,7 @@ def _settings(asked: Entry) -> Iterator[tuple[str, str]]:
 
 
 def _texts(result: Entry) -> Iterator[tuple[str, str]]:
-    """The text before the picture by the tags in it; text without them as a whole."""
+    """Yield the text before the picture, split by its tags; text without tags as a whole."""
     text = str(result.get("cot_text") or "")
     found = {
         name: re.findall(rf"<{name}>(.*?)(?:</{name}>|$)", text, re.DOTALL)

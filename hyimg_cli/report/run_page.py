@@ -2,9 +2,9 @@
 
     OUT/report.html   report/index.js   report/picks.js   report/data-0001.js …   report/thumbs/
 
-Data are scripts, because a page opened from a disk cannot fetch. Each data file has consecutive
-lines of results.jsonl in their order; the last one of a job counts. So a folder's page is the same
-however often, and by whichever process, it was updated.
+Data files are scripts, because a page opened from a disk cannot fetch. Each data file has
+consecutive lines of results.jsonl in their order; a job's last line counts. So a folder's page is
+the same no matter how often, or by which process, it was updated.
 """
 
 import json
@@ -44,43 +44,42 @@ from hyimg_cli.spec.events import Event, JobEnded
 
 NAME, DATA = "report.html", "report"
 _PER_FILE = 200
-# Of a run's time, for its page.
+# The maximum share of a run's time that is spent on its page.
 SHARE = 0.01
 logger = logging.getLogger(__name__)
 
 
 class RunPage:
-    """Brings the page of a folder up to date, reading only what its journal has gained."""
+    """Updates the page of a folder; each update reads only the new lines of the journals."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UsageError for a folder that no run has written in, OutputFolderError for one
-        that is damaged.
-        """
+        """Raise UsageError for a folder without a run, OutputFolderError for a damaged one."""
         self._folder = folder
         self._asked = AskedJobs(folder)
         self._pictures = LinkedPictures(folder, self._asked.shared)
-        # Bytes and lines that were read of each journal.
+        # Bytes and lines read so far from each journal.
         self._read: dict[Path, tuple[int, int]] = {}
         self._status: dict[str, str] = {}
         self._records: list[str] = []
-        # Results whose thumbnails were put off, by their place among the records.
+        # Results whose thumbnails were postponed, by their place among the records.
         self._waiting: dict[int, Entry] = {}
 
     @property
     def is_waiting(self) -> bool:
-        """True where thumbnails were put off."""
+        """True if thumbnails were postponed."""
         return bool(self._waiting)
 
     def refresh(self, *, is_running: bool = False, thumbnails_s: float = math.inf) -> bool:
-        """Write what is new; True where a file changed. Thumbnails may take `thumbnails_s`.
+        """Write new results to the page; return True if a file changed.
 
-        Raises OutputFolderError for a damaged journal, StorageError where nothing can be written.
+        Makes thumbnails for at most `thumbnails_s` seconds. Raises OutputFolderError for a damaged
+        journal, StorageError if a file cannot be written.
         """
         try:
             refuse_links(self._folder / DATA, self._folder)
-            # Not the folders above it: a run's folder that was moved away stays away.
+            # Without its parents, so a run's folder that was moved away is not created again.
             (self._folder / DATA).mkdir(exist_ok=True)
-            # The outcomes behind those that were read.
+            # Outcomes that were added since the last update.
             results: list[dict[str, Any]] = []
             for path in RunFolder(self._folder).journals():
                 size, lines = self._read.get(path, (0, 0))
@@ -89,9 +88,9 @@ class RunPage:
                     fresh = whole_lines(file.read())
                 results += outcomes_in(fresh, path, lines + 1)
                 self._read[path] = size + len(fresh), lines + fresh.count(b"\n")
-            if len(self._read) > 1:  # of several journals the latest attempt at a job counts
+            if len(self._read) > 1:  # among journals, the latest attempt at a job counts
                 results.sort(key=attempt_of)
-            # Records of these, and again of those whose thumbnails wait.
+            # Make records of these, and again of results whose thumbnails were postponed.
             self._pictures.limit(thumbnails_s)
             self._status |= {one["custom_id"]: status_of(one) for one in results}
             work = [*enumerate(results, len(self._records)), *self._waiting.items()]
@@ -102,7 +101,7 @@ class RunPage:
                 self._waiting.pop(number, None)
                 if self._pictures.waiting > before:
                     self._waiting[number] = result
-            # The data files that they are in, then the pages that name all of them.
+            # Write the data files with these records, then the index and the page.
             files, starts = {}, range(0, len(self._records), _PER_FILE)
             for number in sorted({number // _PER_FILE for number, _ in work}):
                 some = self._records[starts[number] : starts[number] + _PER_FILE]
@@ -110,9 +109,9 @@ class RunPage:
                 files[f"{DATA}/data-{number + 1:04}.js"] = data
             waiting = Counter(number // _PER_FILE for number in self._waiting)
             facts = self._asked.index(self._status) | {
-                # When it was so: a run that was killed says nothing.
+                # The time of this update, because a killed run cannot report that it ended.
                 "running": is_running and int(time.time()),
-                # Of each data file the records in it, and how many of them will change yet.
+                # For each data file, its number of records, and how many of them will still change.
                 "files": [
                     [min(_PER_FILE, len(self._records) - start), waiting[start // _PER_FILE]]
                     for start in starts
@@ -121,7 +120,7 @@ class RunPage:
             facts["picks"] = ""
             if shown := shown_picks(self._folder):
                 files[f"{DATA}/picks.js"] = picks = call("picks", shown)
-                # The page asks for it again where it has changed.
+                # The page loads the file again if this has changed.
                 facts["picks"] = digest.of_bytes(picks.encode("utf-8", "backslashreplace"))[:16]
             files[f"{DATA}/index.js"] = call("index", facts)
             files[NAME] = render("report.html", title=facts["title"], inline="")
@@ -130,9 +129,9 @@ class RunPage:
             raise storage_error(error, self._folder) from error
 
     def _put(self, name: str, text: str) -> bool:
-        """Replaces a file unless it says the same already."""
+        """Replace a file unless it already has this content; return True if it was replaced."""
         path, data = self._folder / name, text.encode("utf-8", "backslashreplace")
-        with suppress(OSError):  # not there, longer, or no file: it is replaced
+        with suppress(OSError):  # missing, longer, or not a file: replace it
             if bytes_of(path, len(data)) == data:
                 return False
         refuse_links(path.parent, self._folder)
@@ -141,10 +140,9 @@ class RunPage:
 
 
 class Follower:
-    """Keeps a run's page up to date while the run goes, in a thread of its own, as often as `SHARE`
-    of the time passed allows.
+    """Updates a run's page during the run, in a separate thread, in a share of the run's time.
 
-    What is spent is that thread's processor time. On few cores the run feels all of it.
+    `SHARE` limits the thread's processor time. With few cores, that time slows the run itself.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,12 +156,12 @@ class Follower:
         self._at_work: Future[bool] | None = None
 
     def look(self, event: Event) -> None:
-        """Begins a refresh where there is news and time for it; never waits."""
+        """Start a refresh if there are new results and enough time; never blocks."""
         is_news, left_s = isinstance(event, JobEnded), 0.0
         self._has_news |= is_news
-        # At once: the page as the run finds the folder, then with the first picture.
+        # Refresh at once for the folder as the run finds it, then for the first picture.
         if self._at_work is not None and (self._has_shown_any or not is_news):
-            # One that failed is the last until the end.
+            # After a failed refresh, none is made until the end.
             if not self._at_work.done() or self._at_work.exception() is not None:
                 return
             assert self._page is not None, "it was made by the first refresh"
@@ -175,9 +173,9 @@ class Follower:
         self._at_work = self._thread.submit(self._refresh, left_s)
 
     def close(self) -> bool:
-        """The page as the run leaves it; True where it changed. Raises as `RunPage` does."""
+        """Write the final page; return True if it changed. Raises as `RunPage` does."""
         self._thread.shutdown()
-        # Made anew: what has become of the pictures meanwhile is seen.
+        # Start again from an empty state, to notice changes in the pictures.
         self._page = None
         changed = self._refresh(max(0.0, self._allowed_s), is_running=False)
         took_s = time.perf_counter() - self._began
@@ -199,15 +197,13 @@ class Follower:
 
 
 class AskedJobs:
-    """A run's jobs as they were resolved: the place and the line of each, by custom_id.
+    """A run's resolved jobs: the place and the line of each, by custom_id.
 
-    `shared`: the folder, as sources are written, that all of them are in.
+    `shared`: the folder that all source images share, written as in their paths.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises UsageError for a folder that no run has written in, OutputFolderError for one
-        that is damaged.
-        """
+        """Raise UsageError for a folder without a run, OutputFolderError for a damaged one."""
         if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
             hint = f"give a folder with {RESULTS}: the -o of hyimg generate"
             if address := address_of(folder):
@@ -221,16 +217,16 @@ class AskedJobs:
         for place, (name, entry) in enumerate(resolved_jobs(folder)):
             self.lines[name] = place, json_line(entry)
             folders.update(map(os.path.dirname, entry.get("images", ())))
-        with suppress(ValueError):  # there are none, or some are absolute and some not
+        with suppress(ValueError):  # no sources, or both absolute and relative paths
             self.shared = Path(os.path.commonpath(folders))
 
     def record_of(self, result: Entry, pictures: Pictures) -> Record:
-        """A result with its job; one that the manifest no longer has stands behind all others."""
+        """Return a result with its job; a job that left the manifest comes after all others."""
         place, line = self.lines.get(result["custom_id"], (len(self.lines), b"{}"))
         return record(place, json_of(line), result, pictures)
 
     def index(self, status: Mapping[str, str]) -> Record:
-        """Summary of the run, for the head of the page, from the `status_of` each result."""
+        """Return the run's summary for the top of the page; `status`: by job, from `status_of`."""
         counts, info = Counter(status.values()), read_run_info(self._folder)
         flags, models = object_in(info, "flags"), object_in(info, "models")
         return {
@@ -240,7 +236,7 @@ class AskedJobs:
             "failed": counts["failed"],
             "gated": counts["gated"],
             "left": len(self.lines.keys() - status.keys()),
-            # What a reader must know where nobody named the model that drew.
+            # Notes that readers need if a model was used by default.
             "toys": [
                 said
                 for name, said in TOYS.items()
@@ -252,14 +248,14 @@ class AskedJobs:
 
 
 def status_of(result: Entry) -> str:
-    """A result's status; `gated` where it is done and beyond a gate."""
+    """Return a result's status; `gated` if it is done but failed a gate."""
     status = str(result.get("status"))
     is_gated = status == "done" and (result.get("edit") or {}).get("gates")
     return "gated" if is_gated else status
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The run's circumstances, flags with where they came from."""
+    """Yield the run's environment, and flags with their origin."""
     manifest, hardware = object_in(info, "manifest"), object_in(info, "hardware")
     if manifest:
         yield "manifest", f"{manifest.get('name')}, sha256 {str(manifest.get('digest'))[:16]}…"
@@ -280,10 +276,10 @@ def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def call(name: str, value: Any) -> str:
-    """A script that hands a value to the page."""
+    """Return a script that passes a value to the page."""
     return f"hyimgReport.{name}({as_json(value)});\n"
 
 
 def as_json(value: Any) -> str:
-    """JSON that may stand in a script: nothing in it ends one."""
+    """Return JSON that is safe inside a script element: nothing in it can end the element."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""A run's page as one file with its pictures inside, to attach; capped, and it says so."""
+"""A run's page as one file with its pictures inside, up to a size limit."""
 
 import base64
 import mimetypes
@@ -12,15 +12,16 @@ from hyimg_cli.report.records import Pictures, Record
 from hyimg_cli.report.run_page import AskedJobs, call, status_of
 from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
 
-# Longest side of a picture inside, and the bytes of a file that is taken as it is.
+# Maximum side of an embedded picture, and maximum bytes of a file embedded unchanged.
 _SIDE, _QUALITY = 640, 80
 _PICTURE_BYTES, _VIDEO_BYTES = 60_000, 4_000_000
 MOST_MB = 24
 
 
 def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
-    """The page with all jobs, and with pictures in the manifest's order up to `most_mb` of 10^6
-    bytes. Raises as `RunPage` does.
+    """Return the page with all jobs, and with pictures in the manifest's order up to `most_mb`.
+
+    `most_mb` is in units of 10^6 bytes. Raises as `RunPage` does.
     """
     asked = AskedJobs(folder)
     results = RunFolder(folder).results()
@@ -46,7 +47,7 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
 
 
 class EmbeddedPictures(Pictures):
-    """Pictures as data URIs, one that is used twice kept once; links are their `keys`."""
+    """Pictures as data URIs, stored once each; links are their `keys`."""
 
     def __init__(self, folder: Path, shared: Path | None, left_bytes: int) -> None:
         super().__init__(folder, shared)
@@ -61,7 +62,7 @@ class EmbeddedPictures(Pictures):
         return self._known[path]
 
     def _embedded(self, path: str) -> Record:
-        """The file, or a smaller copy; of a video its first frame, and all of it if it is small."""
+        """Return a file or a smaller copy; a video's first frame, with the video if it is small."""
         file, whole, copy = self._folder / path, "", ""
         try:
             kind = mimetypes.guess_type(file.name, strict=False)[0]

@@ -1,8 +1,8 @@
-"""Pictures of a run as its page links them, and their thumbnails, made once each.
+"""Links from a run's page to its pictures, and their thumbnails, made once each.
 
     OUT/report/thumbs/   <sha256 of a result>.jpg   <digest of a source's path>.jpg
 
-A picture that is no larger than a thumbnail is shown as it is.
+A picture that is not larger than a thumbnail is shown unchanged.
 """
 
 import io
@@ -24,22 +24,22 @@ from hyimg_cli.spec import digest
 
 SIDE = 320
 THUMBS = "report/thumbs"
-# What every browser shows.
+# Formats that every browser shows.
 SHOWABLE = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".bmp")
 _QUALITY = 82
 
 
 class LinkedPictures(Pictures):
-    """Pictures beside the page.
+    """Pictures in files that the page links.
 
-    `waiting` counts those whose thumbnail was put off: the page links the file itself meanwhile.
+    `waiting` counts pictures whose thumbnail was postponed; until then, the page shows the file.
     """
 
     waiting = 0
     _until = math.inf
 
     def limit(self, seconds: float) -> None:
-        """Make thumbnails until this thread has worked that long from now."""
+        """Allow new thumbnails until this thread has used that much more processor time."""
         self._until, self.waiting = time.thread_time() + seconds, 0
 
     def link(self, path: str) -> str:
@@ -48,7 +48,7 @@ class LinkedPictures(Pictures):
         return Path(path).as_uri() if Path(path).is_absolute() else quote(os.fsencode(path))
 
     def show(self, path: str, key: str = "") -> Record:
-        """A file that is gone is shown by the thumbnail it left, if any."""
+        """Return a file's link and thumbnail; a missing file keeps its old thumbnail, if any."""
         if not key.isalnum():
             key = digest.of_bytes(path.encode("utf-8", "surrogatepass"))
         file, thumb = self._folder / path, f"{THUMBS}/{key[:24]}.jpg"
@@ -61,7 +61,7 @@ class LinkedPictures(Pictures):
             return found | ({"thumb": thumb} if kept.is_file() else {})
         found["link"] = self.link(path)
         with suppress(OSError):
-            # The thumbnail of the file as it is: whole, and with the file's own time.
+            # Use an existing thumbnail if it is complete and has the file's modification time.
             status = kept.stat()
             if status.st_size > 0 and status.st_mtime_ns == changed_ns:
                 return found | {"thumb": thumb}
@@ -84,7 +84,7 @@ class LinkedPictures(Pictures):
 
 
 def small(file: Path, side: int) -> Image.Image:
-    """A picture, or a video's first frame, of `side` pixels at most. Raises HyimgError."""
+    """Return a picture or a video's first frame, `side` pixels at most. Raises HyimgError."""
     if not is_video(file.name):
         return read_small(file, side)
     frame = next(read_frames(file), None)
@@ -96,7 +96,7 @@ def small(file: Path, side: int) -> Image.Image:
 
 
 def as_jpeg(image: Image.Image, quality: int) -> bytes:
-    """The bytes of a JPEG file."""
+    """Return the bytes of a JPEG file."""
     data = io.BytesIO()
     image.save(data, format="JPEG", quality=quality)
     return data.getvalue()

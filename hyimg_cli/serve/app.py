@@ -67,7 +67,7 @@ class Server:
         grace: float = 30.0,
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
-        """Build a server around a service that has not started; `log` receives access log lines.
+        """Create a server for a service that has not started; `log` receives access log lines.
 
         `max_waiting` limits the waiting pictures of single requests, `max_steps` the denoise steps
         of a picture; running single requests get `grace` seconds to finish. Raises StorageError,
@@ -167,7 +167,7 @@ class Server:
 
     def _admit(self, scope: Scope, headers: Headers) -> str:
         """Return the name of a request's key. Raises Refused if the request is not let in."""
-        # A browser page from another site, or one that rebound its own name to this machine.
+        # A page from another site in a browser, or a site whose name was rebound to this machine.
         host, origin = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
         for name, address in (("Host", host), ("Origin", origin)):
             if self._is_local and not is_loopback(_host_in(address)):

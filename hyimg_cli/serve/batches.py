@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 RECORD = "batch.json"
 _RECORD_BYTES = 100_000_000
-# Batches that have not ended; beyond it, clients must wait.
+# The maximum number of batches that have not ended; clients must wait if it is reached.
 _MOST_UNENDED, _WAIT_S = 1_000, 60
 _ENDED = ("failed", "completed", "expired", "cancelled")
 # Fields of batch.json that the API does not show.
@@ -56,7 +56,7 @@ _UNSET = dict.fromkeys([f"{name}_at" for name in _TIMES], None)
 _UNSET |= dict.fromkeys(("errors", "output_file_id", "error_file_id"), None)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 30 * 86_400
-# Wait before another try of a run that the machine ended, for example by a full disk.
+# Seconds before a retry of a run that the machine ended, for example because of a full disk.
 _AGAIN_S = 30.0
 _LOOK_S, _SWEEP_S = 0.5, 60.0
 
@@ -256,7 +256,7 @@ class Batches:
         return [one for one in list(self._batches.values()) if one.record["status"] not in _ENDED]
 
     def _schedule(self) -> None:
-        """Take every batch a step further whenever something may have changed."""
+        """Advance every batch by one step whenever something may have changed."""
         swept = time.monotonic()
         while not self._is_over:
             unended = self._unended()
@@ -283,7 +283,7 @@ class Batches:
             self._wake.clear()
 
     def _guarded(self, batch: Batch, step: Callable[[Batch], object]) -> None:
-        """Take a step of a batch; an error that interrupts it is shown, and it is tried again."""
+        """Take a step of a batch; if an error interrupts it, show the error and try again later."""
         batch.trouble, batch.again_at = None, 0.0
         try:
             step(batch)
@@ -311,7 +311,7 @@ class Batches:
                 batch.is_read = True
 
     def _run(self, batch: Batch) -> None:
-        """Run what is left of a batch's jobs, and finish it if it has come to its end."""
+        """Run a batch's remaining jobs, and finish the batch if all have ended."""
         try:
             if not batch.is_closing:
                 self._work(batch)
@@ -350,7 +350,7 @@ class Batches:
                 batch.run = batch.results = None
 
     def _finish(self, batch: Batch) -> None:
-        """Record a batch's output files, and then its end."""
+        """Record a batch's output files, then its end."""
         with batch.lock:
             is_cancelled = batch.record["status"] == "cancelling"
             if not is_cancelled:

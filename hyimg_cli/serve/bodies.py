@@ -154,7 +154,7 @@ def _refusal_of(error: MultiPartException, parser: MultiPartParser) -> Refused:
 
 
 def _typed(name: str, text: str) -> Any:
-    """Return a form's text as the JSON value that its field expects, or as it is."""
+    """Return a form's text as the JSON value that its field expects, or unchanged."""
     known = BY_NAME.get(name)
     if known is not None:
         with suppress(BadValue):

@@ -100,7 +100,7 @@ def _line_of(raw: bytes, number: int, endpoint: str, owner: str, wire: Wire) -> 
 
 
 def _own(value: Any, folder: Path, wire: Wire) -> Any:
-    """Link uploads into the batch's folder and return their paths there; a box stays as it is."""
+    """Link uploads into the batch's folder and return their paths there; a box is unchanged."""
     if isinstance(value, list):
         return [_own(one, folder, wire) for one in value]
     if not isinstance(value, str) or Path(value).parent != wire.uploads.folder:
@@ -112,7 +112,7 @@ def _own(value: Any, folder: Path, wire: Wire) -> Any:
 
 
 def link(source: Path, path: Path) -> None:
-    """Give a file a second name, or copy it on disks that cannot."""
+    """Give a file a second name, or copy it if the disk does not support links."""
     try:
         os.link(source, path)
     except PermissionError:

@@ -17,7 +17,7 @@ _HINT = "write one key per line, each with its own name: NAME KEY or NAME sha256
 
 
 class Keys:
-    """The API keys of a server, by name. A server without keys lets everybody in, as "local"."""
+    """The API keys of a server, by name. Without keys, it accepts every client, as "local"."""
 
     def __init__(self, digests: Mapping[str, bytes]) -> None:
         self._digests = digests
@@ -31,7 +31,7 @@ class Keys:
             return "local"
         scheme, _, key = (authorization or "").partition(" ")
         given = _digest_of(key.strip())
-        # Compare with every key: the time must not tell which one matches.
+        # Compare with every key: the time must not reveal which one matches.
         names = [name for name, own in self._digests.items() if hmac.compare_digest(own, given)]
         return names[0] if names and scheme.lower() == "bearer" else None
 

@@ -62,10 +62,10 @@ logger = logging.getLogger(__name__)
 class Drawing:
     """The jobs of one line, and their results while these are kept.
 
-    `asked`: digest of the line. `key`: of requests that share it. `waiting`: jobs that have not
-    started. `waiters`: requests that wait for it. `entries`: result lines by custom_id.
-    `error`: ended all of its jobs. `news` is set and replaced at each new entry. `work` ends with
-    the last job; `nbytes` are then on the disk.
+    `asked`: digest of the line. `key`: the key of requests that share it. `waiting`: jobs that have
+    not started. `waiters`: requests that wait for it. `entries`: result lines by custom_id.
+    `error`: the error that ended all its jobs. `news`: set and replaced at each new entry. `work`:
+    ends with the last job. `nbytes`: bytes on the disk after that.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Online:
         most_waiting: int,
         share: int,
     ) -> None:
-        """`share` is one key's part of the `most_waiting` pictures. Raises StorageError."""
+        """`share`: one key's part of the `most_waiting` pictures. Raises StorageError."""
         self._folder, self._service, self._metrics = state / "online", service, metrics
         self._bodies, self._wire = bodies, wire
         self._most_waiting, self._share = most_waiting, share
@@ -365,7 +365,7 @@ async def _wait_until_gone(request: Request) -> None:
 def _may_retry(request: Request, seconds: float) -> bool:
     """Return True if a client that left may ask again.
 
-    It sent a key, or its `openai` client ran into the timeout that it names.
+    That is, it sent a key, or its `openai` client reached the timeout that it announced.
     """
     with suppress(ValueError):
         patience_s = float(request.headers.get("x-stainless-read-timeout", "inf"))

@@ -1,4 +1,4 @@
-"""Result lines as responses: the body that answers a request, and the output files of a batch.
+"""Result lines as responses: bodies that answer requests, and output files of batches.
 
 A batch's output and error files are made as they are read, from its manifest, its run's journal and
 the pictures. Only one line of them is in memory at a time.
@@ -100,8 +100,8 @@ def _usage(entries: Sequence[Mapping[str, Any]], *, has_images: bool) -> dict[st
 class BatchResults:
     """The results of a batch's requests; result lines and pictures stay on the disk.
 
-    `is_done` has each ended job and whether it succeeded: as in the journal, and kept up to date by
-    a batch that is running.
+    `is_done` maps each ended job to True if it succeeded. It comes from the journal, and a running
+    batch keeps it up to date.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -166,6 +166,6 @@ def _places_in(journal: Path) -> Iterator[tuple[dict[str, Any], tuple[Path, int,
     start = 0
     with opened(journal) as file:
         for raw in file:
-            if (entry := entry_of(raw)) is not None:  # else a kill cut it off
+            if (entry := entry_of(raw)) is not None:  # otherwise a kill cut it off
                 yield entry, (journal, start, entry["status"] == "done")
             start += len(raw)

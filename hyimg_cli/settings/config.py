@@ -168,7 +168,7 @@ def in_config(name: str, config: RunConfig) -> Any:
 def in_key(
     config: RunConfig, kind: JobKind, decided: Mapping[str, Any], *, denoises_latents: bool = False
 ) -> dict[str, str]:
-    """Return the settings' part of a job's resume key: all that change its pixels, by their words.
+    """Return the part of a job's resume key that has the settings that change its pixels.
 
     `decided` has the values that the machine chooses for "auto".
     """

@@ -26,7 +26,7 @@ class PathKind(Kind):
 
     Code that resolves, moves, hides or finds a job's files asks it for the paths; no other list of
     such fields exists. A value is one name, or several. Names are paths, or something else in their
-    place, which `is_path` distinguishes.
+    place; `is_path` tells them apart.
     """
 
     is_path: Callable[[str], bool] = lambda name: True

@@ -129,16 +129,16 @@ class ModelChoice:
     `vae_use_tiling`: decode latents tile by tile, in limited memory, or whole; pixels differ. None:
     tiles for videos, whole pictures. `decode_tiles`: tiles of a video's decode, whatever
     `vae_use_tiling` is: the model's `own`, or tiles of half their side; changes pixels.
-    `vae_dtype`: of pictures' VAEs, with weights in float32. `float16` decodes under autocast.
-    `auto` does so on a GPU where upstream does, and else decodes in float32 (TF32 on a GPU).
-    `float32` uses full precision.
+    `vae_dtype`: the precision of pictures' VAEs, whose weights are in float32. `float16` decodes
+    under autocast. `auto` does so on a GPU if upstream does, and otherwise decodes in float32
+    (TF32 on a GPU). `float32` uses full precision.
 
     `decode_graphs`: decode text with CUDA graphs, by default where supported; rounding differs, so
     texts can differ. `cpu_offload`: one network of a video model at a time is on the GPU, or one
     block of its transformer (`group`), and the others are in main memory; same pixels.
     `offloads_experts`: a picture model's experts are in main memory, with `expert_room` bytes of
     them on the GPU in addition to two layers, and so is the VAE while it is idle.
-    `attention_backend`, `compile_blocks`: of a video's transformer; rounding differs.
+    `attention_backend`, `compile_blocks`: settings of a video's transformer; rounding differs.
 
     `components`: a folder with the text encoder and VAE of a video model that lacks them.
     `machine`: the machine that does the work; None: this one. `weights_cache`: where quantized
@@ -503,7 +503,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatesConfig:
-    """How the results of a line are scored, and the best of them picked.
+    """How the results of a line are scored, and how the best are picked.
 
     `draft_steps`: candidates are first drawn in this many steps, and only the picked ones in full;
     None: all in full. `score`: see `scoring.scorers`. `least`, `most`: gates, SCORER[.PART]=NUMBER.

@@ -1,4 +1,4 @@
-"""All settings, by table of a recipe and by name; each is declared in a part of `RunConfig`."""
+"""All settings, by recipe table and by name; each is declared in a part of `RunConfig`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -22,8 +22,9 @@ _KINDS: dict[Any, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class Field:
-    """A field of a manifest line. `aliases`: its other names. `only`: the jobs that read it, if
-    not all do.
+    """A field of a manifest line.
+
+    `aliases`: its other names. `only`: the jobs that read it, if not all do.
     """
 
     name: str

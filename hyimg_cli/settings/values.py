@@ -7,7 +7,7 @@ from typing import Any
 
 
 class BadValue(ValueError):
-    """A value that its kind does not allow; `slug` ends the code of the resulting fault."""
+    """A value that its kind does not allow; the code of the fault ends in `slug`."""
 
     def __init__(self, what: str, hint: str, slug: str = "bad-value") -> None:
         super().__init__(what)
@@ -17,7 +17,7 @@ class BadValue(ValueError):
 
 
 def shown(value: Any, width: int = 60) -> str:
-    """Return `value` as JSON on one line, cut to `width` characters: safe to print in a message."""
+    """Return `value` as JSON on one line of at most `width` characters, safe to print."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= width else text[: width - 1] + "…"
