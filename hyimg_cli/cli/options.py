@@ -1,4 +1,4 @@
-"""The options that commands share: those of settings, derived from their declarations, and others.
+"""Options that commands share: derived from the declarations of settings, and others.
 
 A command's parameters carry the names of the settings they set; `None` means that the flag was not
 given. The environment is read here; only `replay` reads it differently.

@@ -1,4 +1,4 @@
-"""What a command line asks to run: its manifest, settings, jobs, and what earlier results mean."""
+"""A run as a command line asks for it: manifest, settings, jobs, and the use of earlier results."""
 
 from collections.abc import Mapping
 from pathlib import Path
