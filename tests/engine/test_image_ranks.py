@@ -58,13 +58,13 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def pixels(monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     """By id, the pictures that were made last: without an output folder nothing keeps them."""
     made: dict[str, np.ndarray] = {}
-    inner = ImagePipeline.outcome
+    inner = ImagePipeline.line_fields
 
-    def seen(self: ImagePipeline, done: Any, *arguments: Any) -> Any:
+    def seen(self: ImagePipeline, done: Any) -> Any:
         made[done.job.custom_id] = done.pixels
-        return inner(self, done, *arguments)
+        return inner(self, done)
 
-    monkeypatch.setattr(ImagePipeline, "outcome", seen)
+    monkeypatch.setattr(ImagePipeline, "line_fields", seen)
     return made
 
 

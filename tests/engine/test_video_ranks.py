@@ -25,6 +25,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import SpreadModel
 from hyimg_cli.pipelines import ranks as ranks_of
 from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.settings.run import (
@@ -216,13 +217,16 @@ def test_wan_over_ranks_is_wan(
 def test_models_with_ranks_take_turns_and_replace_what_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Still:
+    class Still(SpreadModel):
         device, vae, decoder = torch.device("cpu"), "a VAE", None
 
+        def __init__(self) -> None:
+            """Nothing."""
+
+    monkeypatch.setattr(Still, "__abstractmethods__", frozenset())
     monkeypatch.setattr(ranks_of, "load_vae", partial(load_by, Nothing))
     first, second = (
-        VideoRanks(Still(), ModelChoice(), ParallelConfig(vae_ranks=2))  # type: ignore[arg-type]
-        for _ in range(2)
+        VideoRanks(Still(), ModelChoice(), ParallelConfig(vae_ranks=2)) for _ in range(2)
     )
     first.load()
     # One that ends while nobody needs it is replaced.
