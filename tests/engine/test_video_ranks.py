@@ -85,6 +85,7 @@ def outcomes(events: Iterator[Event]) -> dict[str, Outcome]:
     return {e.outcome.custom_id: e.outcome for e in events if isinstance(e, JobEnded)}
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_fails_its_job_and_no_other(
     latents: dict[int, Any], pids: list[list[int]]
 ) -> None:

@@ -129,6 +129,7 @@ def test_shared_prefixes_give_the_bits_of_unshared_ones(
         assert torch.equal(written(model, one, spilling), expected if one is job else together)
 
 
+@pytest.mark.thorough
 def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> None:
     model = over_ranks(pool, 2, torch.float32)
     tree: KVTree[Slice] = KVTree(10**9)
