@@ -237,20 +237,20 @@ class Online:
             key = (caller, digest.of_json(["key", request.headers["idempotency-key"]]))
         elif "seed" in line:
             key = (caller, asked)
-        for drawing in self._drawings.values():
-            if key is not None and drawing.key == key:
-                if drawing.asked != asked:
-                    what, hint = "the Idempotency-Key was used with another body", "use a new key"
-                    code = "request.idempotency-key"
-                    raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
-                return drawing
+        shared = [one for one in self._drawings.values() if one.key == key] if key else []
+        if shared:
+            if shared[0].asked != asked:
+                what, hint = "the Idempotency-Key was used with another body", "use a new key"
+                code = "request.idempotency-key"
+                raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
+            return shared[0]
         if self._is_closed:  # since the body began to arrive
             raise stopping()
         self._refuse_full(caller, len(jobs))
         name = jobs[0].custom_id.partition("-")[0]
         session = self._service.session(caller, caller, is_online=True)
         about = name, caller, line, asked, key, jobs, self._folder / name, session
-        drawing = Drawing(*about, len(jobs))
+        drawing = Drawing(*about, waiting=len(jobs))
         drawing.work = asyncio.create_task(self._draw(drawing))
         drawing.work.add_done_callback(lambda _: self._end(drawing))
         self._drawings[name] = drawing

@@ -70,6 +70,26 @@ def test_pixels_are_the_librarys_whatever_is_shared(
         assert np.array_equal(found[name], again[name]), name
 
 
+def test_attention_has_no_mask_that_masks_nothing(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As in the classic pipeline: pixels are the same with one, and each step takes longer."""
+    network: Any = diffusers.QwenImageTransformer2DModel
+    masks, forward = list[Any](), network.forward
+
+    def seen(self: Any, *arguments: Any, **named: Any) -> Any:
+        masks.append(named["encoder_hidden_states_mask"])
+        return forward(self, *arguments, **named)
+
+    monkeypatch.setattr(network, "forward", seen)
+    manifest = str(write_manifest(line("a", "red", "s0.png")))
+    model = str(checkpoint("qwen-image-edit-plus"))
+    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
+    assert masks
+    assert set(masks) == {None}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["qwen-image-edit", "kontext", "longcat-edit", "klein"])
 def test_an_edit_without_a_size_has_the_librarys_own(
