@@ -17,15 +17,13 @@ from hyimg_cli.files import TABLE_BYTES, json_of, replace_file, text_of
 from hyimg_cli.journal.provenance import hardware, portable, versions
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import SIDES, Scenario
-from hyimg_cli.measure.bench.verdict import Findings, Timed, clock_notes, spread_of
+from hyimg_cli.measure.bench.verdict import VERDICTS, Findings, Timed, clock_notes, spread_of
 from hyimg_cli.measure.pairs import BENCH_JSON, VARIANTS, folder_pairs
 from hyimg_cli.models import registry
 from hyimg_cli.report.comparison import comparison_page, markdown
 from hyimg_cli.spec.job import Job, VideoJob
 
 FORMAT = 1
-_RANK = {"identical": 0, "equal": 1, "within floor": 2, "as declared": 3}
-_RANK |= {"not explained": 4, "differs": 4}
 
 
 def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,11 +65,9 @@ def write(found: Findings, *, command: str, lpips: str, flags: Mapping[str, Any]
     pairs = folder_pairs(*(found.kept / side for side in sides)).pairs
     files = {pair.a.stem: (pair.a, pair.b) for pair in pairs}
     text = json.dumps(entry, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    for name, content in (
-        (BENCH_JSON, text),
-        ("bench.md", markdown(entry)),
-        ("report.html", comparison_page(entry, shown.labels, files)),
-    ):
+    page = comparison_page(entry, shown.labels, files)
+    contents = {BENCH_JSON: text, "bench.md": markdown(entry), "report.html": page}
+    for name, content in contents.items():
         replace_file(found.kept / name, content.encode())
     return dict(json_of(text))
 
@@ -134,7 +130,7 @@ def read_baseline(path: Path) -> dict[str, Any]:
     """Read an earlier bench.json. Raises UsageError if it is not one."""
     try:
         entry = json_of(text_of(path, TABLE_BYTES, or_stream=True))
-        if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in _RANK:
+        if entry["format"] == FORMAT and entry["timings"] and entry["verdict"]["name"] in VERDICTS:
             return dict(entry)
         what = "its format is not supported"
     except OSError as error:
@@ -156,9 +152,9 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     if other:
         yield f"cannot compare: the baseline has another {' and another '.join(other)}"
         return
-    verdicts = now["verdict"]["name"], before["verdict"]["name"]
-    if _RANK[verdicts[0]] > _RANK[verdicts[1]]:
-        yield f"the verdict was {verdicts[1]}, now it is {verdicts[0]}"
+    verdict, earlier_verdict = now["verdict"]["name"], before["verdict"]["name"]
+    if VERDICTS.index(verdict) > VERDICTS.index(earlier_verdict):
+        yield f"the verdict was {earlier_verdict}, now it is {verdict}"
     earlier, newer = ({_timed(one): one for one in of["timings"]} for of in (before, now))
     for what in earlier.keys() ^ newer.keys():
         yield f"{what}: timed in only one of the two"

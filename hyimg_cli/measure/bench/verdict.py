@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from math import comb, inf
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, get_args
 
 from hyimg_cli.measure.bench.budget import DistanceRow
 from hyimg_cli.measure.bench.runs import RUN_PHASES, RunResult
 from hyimg_cli.measure.bench.scenario import Scenario
 from hyimg_cli.spec.job import Job
 
+# From good to bad; the last two are exit code 1.
 VerdictName = Literal[
-    "identical", "equal", "within floor", "as declared", "differs", "not explained"
+    "identical", "equal", "within floor", "as declared", "not explained", "differs"
 ]
-_GOOD = ("identical", "equal", "within floor", "as declared")
-_FROM_GOOD_TO_BAD = (*_GOOD, "not explained", "differs")
-# Thresholds of a noticeable difference in time: see `_noticeable_s`.
+VERDICTS = get_args(VerdictName)
+# Thresholds of a noticeable difference in time: see `_time_faults`.
 _SHARE_OF_WALL, _LEAST_SHARE, _SHARE_OF_GAIN, _SECONDS = 0.05, 0.01, 0.25, 0.02
 _SHARE_OF_IDLE = 0.25
 # Fewer runs prove nothing about time.
@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.name in _GOOD else 1
+        return 1 if self.name in VERDICTS[-2:] else 0
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Findings:
     @property
     def worst(self) -> Comparison:
         """The first comparison with the worst verdict."""
-        return max(self.comparisons, key=lambda one: _FROM_GOOD_TO_BAD.index(one.verdict.name))
+        return max(self.comparisons, key=lambda one: VERDICTS.index(one.verdict.name))
 
     @property
     def verdict(self) -> Verdict:

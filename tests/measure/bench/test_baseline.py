@@ -55,7 +55,10 @@ def test_seconds_of_another_machine_do_not_count_but_its_speed_up_does() -> None
 def test_a_worse_verdict() -> None:
     worse = entry(verdict="differs")
     assert "the verdict was identical, now it is differs" in next(regressions(worse, entry(), 0.05))
-    assert list(regressions(worse, entry(verdict="not explained"), 0.05)) == []
+    assert list(regressions(entry(verdict="not explained"), worse, 0.05)) == []
+    assert list(regressions(worse, entry(verdict="not explained"), 0.05)) == [
+        "the verdict was not explained, now it is differs"
+    ]
 
 
 @pytest.mark.parametrize(
