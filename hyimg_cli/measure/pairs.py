@@ -16,6 +16,7 @@ from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
+from hyimg_cli.settings.values import shown
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")
 BENCH_JSON = "bench.json"
@@ -28,16 +29,24 @@ _NAMED_AT_MOST = 5
 
 @dataclass(frozen=True)
 class Pair:
-    """Two files, or two folders of frames, compared under one name."""
+    """Two files, or two folders of frames, compared under one name.
+
+    Raises UsageError for a video and a picture.
+    """
 
     name: str
     a: Path
     b: Path
 
+    def __post_init__(self) -> None:
+        if is_video(self.a) != is_video(self.b):
+            hint = f"give two of one kind; the other is {self.b}"
+            raise _fault("one is a video and the other a picture", self.a, hint)
+
     @property
     def kind(self) -> Literal["image", "video"]:
         """`video` for what has frames: video files and folders of frames."""
-        return "video" if is_video(self.a) or is_video(self.b) else "image"
+        return "video" if is_video(self.a) else "image"
 
 
 @dataclass(frozen=True)
@@ -112,9 +121,8 @@ def newest_bench(folder: Path, comparison: str) -> Path | None:
             with suppress(OSError, ValueError):
                 entry = json_of(text_of(path, TABLE_BYTES))
                 if isinstance(entry, dict) and entry.get("name") == comparison:
-                    found.append(path)
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return None if newest is None else newest.parent
+                    found.append(path.parent)
+    return max(found, key=lambda bench: (bench / BENCH_JSON).stat().st_mtime_ns, default=None)
 
 
 def bench_sides(bench: Path) -> list[tuple[str, Path, Path]]:
@@ -137,22 +145,13 @@ def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
         raise _fault("one is a folder and the other a file", folder, hint)
     if not a.is_dir() or as_video:
         name = a.name if a.name == b.name else f"{a.name}, {b.name}"
-        return Pairing((_of_one_kind(Pair(name, a, b)),))
-    is_run = [RunFolder(folder).is_run for folder in (a, b)]
-    if not any(is_run):
-        return folder_pairs(a, b)
-    if all(is_run):
-        return run_pairs(a, b)
-    run, other = (a, b) if is_run[0] else (b, a)
+        return Pairing((Pair(name, a, b),))
+    is_a_run, is_b_run = (RunFolder(folder).is_run for folder in (a, b))
+    if is_a_run == is_b_run:
+        return run_pairs(a, b) if is_a_run else folder_pairs(a, b)
+    run, other = (a, b) if is_a_run else (b, a)
     hint = f"for its pictures give {run / 'outputs'}; {other} holds no {RESULTS}"
     raise _fault("one is a run of hyimg generate and the other is not", run, hint)
-
-
-def _of_one_kind(pair: Pair) -> Pair:
-    if is_video(pair.a) != is_video(pair.b):
-        hint = f"give two of one kind; the other is {pair.b}"
-        raise _fault("one is a video and the other a picture", pair.a, hint)
-    return pair
 
 
 def _media_in(folder: Path) -> dict[str, Path]:
@@ -174,7 +173,7 @@ def _stem(name: str) -> str:
 
 def _match_names(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
     return Pairing(
-        tuple(_of_one_kind(Pair(name, in_a[name], in_b[name])) for name in in_a if name in in_b),
+        tuple(Pair(name, in_a[name], in_b[name]) for name in in_a if name in in_b),
         tuple(name for name in in_a if name not in in_b),
         tuple(name for name in in_b if name not in in_a),
     )
@@ -196,10 +195,9 @@ def _read_pair_list(path: Path) -> Pairing:
     except (OSError, UnicodeDecodeError) as error:
         raise _fault("the manifest cannot be read", path, str(error)) from None
     for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
         try:
-            pairs.append(_of_one_kind(_pair(line, path.parent)))
+            if line.strip():
+                pairs.append(_pair(line, path.parent))
         except HyimgError as error:
             where = f"{path.name}:{number}"
             faults.append(UsageError(error.what, where=where, hint=error.hint, code="eval.pair"))
@@ -209,23 +207,19 @@ def _read_pair_list(path: Path) -> Pairing:
 
 
 def _pair(line: str, folder: Path) -> Pair:
-    shape = 'a line is an object like {"a": "one.png", "b": "other.png"}'
+    shape = 'a line is an object like {"a": "one.png", "b": "other.png"}; name is a third key'
     try:
         entry: Any = json_of(line)
     except ValueError as error:
         raise UsageError(f"not JSON: {error}", hint=shape) from None
     if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
         raise UsageError("not an object of strings", hint=shape)
-    sets = {"unknown": entry.keys() - {"a", "b", "name"}, "missing": {"a", "b"} - entry.keys()}
-    if any(sets.values()):
-        what = "; ".join(f"{of}: {', '.join(sorted(names))}" for of, names in sets.items() if names)
-        raise UsageError(what, hint=f"{shape}; name is a third key")
+    if not {"a", "b"} <= entry.keys() <= {"a", "b", "name"}:
+        raise UsageError(f"its keys are {shown([*entry])}", hint=shape)
     paths = [folder / entry[side] for side in ("a", "b")]
-    absent = [str(path) for path in paths if not os.path.exists(path)]
-    if absent:
-        raise UsageError(
-            f"file not found: {', '.join(absent)}", hint="paths are relative to the manifest"
-        )
+    if absent := [str(path) for path in paths if not os.path.exists(path)]:
+        hint = "paths are relative to the manifest"
+        raise UsageError(f"file not found: {', '.join(absent)}", hint=hint)
     return Pair(entry.get("name") or entry["b"], *paths)
 
 

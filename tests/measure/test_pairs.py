@@ -131,7 +131,14 @@ def test_every_fault_of_a_manifest_is_told(
     texts = [fault.what for fault in caught.value.faults]
     for text, part in zip(
         texts,
-        ("not JSON", "object", "missing: b", "unknown: c", "not found", "a video"),
+        (
+            "not JSON",
+            "object",
+            'keys are ["a"]',
+            'keys are ["a", "b", "c"]',
+            "not found",
+            "a video",
+        ),
         strict=True,
     ):
         assert part in text
