@@ -5,7 +5,7 @@ tensors a model expects.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import TABLE_BYTES, json_of, opened, refuse_unfit, text_of
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.units import listed, names_text
 
 STEM = "model"  # the name of the weights in transformers; diffusers uses diffusion_pytorch_model
 INDEX_FILE = f"{STEM}.safetensors.index.json"
@@ -28,7 +29,6 @@ MAX_SMALL_BYTES = 1_000_000_000  # for a file without weights
 MAX_HEADER_BYTES = 100_000_000
 FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
-SHOWN = 5
 # safetensors' messages for a file that was cut short, or has bytes after its data.
 _OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
 _COPY_MISSING = "download the checkpoint again, or copy the missing files"
@@ -79,7 +79,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     if strays := [name for name in names if Path(name).name != name]:
         raise fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
     if missing := [name for name in names if not (folder / name).exists()]:
-        what = f"{len(missing)} of {len(names)} shards missing: {_some(missing)}"
+        what = f"{len(missing)} of {len(names)} shards missing: {names_text(missing)}"
         raise fault("missing-shard", what, folder, _COPY_MISSING)
     return tuple(folder / name for name in names)
 
@@ -95,7 +95,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     named = {f"{name} ({file})" for name, file in _weight_map(index).items()}
     stored = {f"{name} ({info.file})" for name, info in found}
     absent, unnamed = sorted(named - stored), sorted(stored - named)
-    if parts := _listed({"named but absent": absent, "stored but not named": unnamed}):
+    if parts := listed({"named but absent": absent, "stored but not named": unnamed}):
         raise fault("index", f"the index and the shards disagree: {parts}", index)
     return dict(found)
 
@@ -124,7 +124,7 @@ def check_tensors(
         kinds = ", ".join(sorted(set(others.values())))
         hint = "use the original checkpoint (--quantization fp8 or nf4 makes it smaller), or one "
         hint += "saved by transformers with bitsandbytes (NF4, INT8)"
-        what = f"{title}{len(others)} tensors are stored as {kinds}: {_some(others)}"
+        what = f"{title}{len(others)} tensors are stored as {kinds}: {names_text([*others])}"
         raise fault("quantized", what, where, hint)
     shapes = [
         f"{name} is {list(found[name].shape)}, expected {list(shape)}"
@@ -134,7 +134,7 @@ def check_tensors(
     missing = [name for name in expected if name not in found]
     unexpected = [name for name in found if name not in expected]
     faults = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
-    if parts := _listed(faults):
+    if parts := listed(faults):
         what = f"{title}the weights do not match the configuration: {parts}"
         hint = "use config.json and weights of the same checkpoint"
         raise fault("mismatch", what, where, hint)
@@ -224,11 +224,11 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """Return the error for a folder without a complete set of safetensors files."""
     names = sorted(path.name for path in folder.iterdir())
     if ggufs := [name for name in names if name.endswith(".gguf")]:
-        what = f"the weights are GGUF ({_some(ggufs)}), which is not supported"
+        what = f"the weights are GGUF ({names_text(ggufs)}), which is not supported"
         hint = "use the original checkpoint; --quantization fp8 or nf4 makes it smaller"
         return fault("quantized", what, folder, hint)
     if pickles := [name for name in names if name.endswith(PICKLE_SUFFIXES)]:
-        only = f"the weights are only available as pickle ({_some(pickles)})"
+        only = f"the weights are only available as pickle ({names_text(pickles)})"
         hint = "convert them to safetensors, or use a copy of the checkpoint that has them"
         return fault("pickle", f"{only}, which can run code when opened", folder, hint)
     what = f"the folder has neither {stem}.safetensors nor {stem}.safetensors.index.json"
@@ -268,17 +268,3 @@ def _sampled(path: Path) -> str:
         head = start + file.read(length + SAMPLE_BYTES)
         file.seek(max(0, size - SAMPLE_BYTES))
         return digest.of_bytes(b"%d:" % size + head + file.read(SAMPLE_BYTES))
-
-
-def _listed(faults: Mapping[str, Sequence[str]]) -> str:
-    """Join the names of each fault that has any; empty if none has."""
-    return "; ".join(
-        f"{len(names)} {what}: {_some(names)}" for what, names in faults.items() if names
-    )
-
-
-def _some(names: Iterable[str]) -> str:
-    """Join the first few names and the number of the others."""
-    every = list(names)
-    more = f" and {len(every) - SHOWN} more" if len(every) > SHOWN else ""
-    return ", ".join(every[:SHOWN]) + more

@@ -13,6 +13,7 @@ from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.images import RAW_HINT, RAW_SUFFIXES, SUFFIXES
 from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.units import names_text
 
 _OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
@@ -168,11 +169,9 @@ class _Search:
         """Yield sentences on the skipped files, one for each reason."""
         for reason, (one, many) in _REASONS.items():
             if names := self.left_out[reason]:
-                some = sorted(names)[:_NAMED]
-                first = [name if name.isprintable() else shown(name) for name in some]
-                rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                safe = [name if name.isprintable() else shown(name) for name in sorted(names)]
                 kind = one if len(names) == 1 else many
-                yield f"skipped {len(names):,} {kind}: {', '.join(first)}{rest}"
+                yield f"skipped {len(names):,} {kind}: {names_text(safe, _NAMED)}"
         if self.repeated:
             yield f"used once, though named more than once: {self.repeated}"
 

@@ -5,7 +5,7 @@ Folders are paired by name, runs by custom_id.
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +17,7 @@ from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
 from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.units import listed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")
 BENCH_JSON = "bench.json"
@@ -24,7 +25,6 @@ BENCH_JSON = "bench.json"
 VARIANTS = tuple("ABCD")
 # In this folder, in a subfolder, or in a subfolder's subfolder such as in runs/.
 _BENCH_PLACES = (BENCH_JSON, f"*/{BENCH_JSON}", f"*/*/{BENCH_JSON}")
-_NAMED_AT_MOST = 5
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ class Pairing:
     @property
     def unpaired(self) -> str:
         """Names without counterpart as a sentence; empty if all have one."""
-        sides = (("only in A", self.only_a), ("only in B", self.only_b))
-        return "; ".join(f"{len(names)} {where}: {_some(names)}" for where, names in sides if names)
+        return listed({"only in A": self.only_a, "only in B": self.only_b})
 
 
 def is_video(path: Path) -> bool:
@@ -131,11 +130,6 @@ def bench_sides(bench: Path) -> list[tuple[str, Path, Path]]:
     label = {side: variants.get(side.lower(), {}).get("label", side) for side in VARIANTS}
     first, *others = (side for side in VARIANTS if (bench / side).is_dir())
     return [(f"{label[first]} vs {label[one]}", bench / first, bench / one) for one in others]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:

@@ -1,10 +1,24 @@
-"""Format numbers for people."""
+"""Format numbers and names for people."""
+
+from collections.abc import Mapping, Sequence
 
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: "1 job", "2,000 jobs", "3 branches"."""
     plural = "es" if noun.endswith("ch") else "s"
     return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
+def names_text(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names and the number of the others: "a, b, c, d, e and 2 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def listed(parts: Mapping[str, Sequence[str]]) -> str:
+    """Return the parts that have names: "1 missing: a; 2 unexpected: b, c"; empty without any."""
+    found = (f"{len(names)} {what}: {names_text(names)}" for what, names in parts.items() if names)
+    return "; ".join(found)
 
 
 def bytes_text(count: float) -> str:
