@@ -110,7 +110,12 @@ def evaluate(
         raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
     run = _outside if metric == _OUTSIDE else _self_test if self_test else _run
     with stoppable():
-        raise typer.Exit(run(ctx.params))
+        try:
+            raise typer.Exit(run(ctx.params))
+        except SourceImageError as error:
+            # Its hint is about manifests.
+            hint = "" if error.code == "source.missing" else error.hint
+            raise UsageError(error.what, where=error.where, hint=hint, code=error.code) from None
 
 
 def _outside(given: Mapping[str, Any]) -> int:
@@ -124,12 +129,7 @@ def _outside(given: Mapping[str, Any]) -> int:
         hint = "add --region, or remove --max-spill"
         raise UsageError("--max-spill needs a region", hint=hint)
     outside = KeepOutside(**{name: settings[name].value for name in _OF_OUTSIDE})
-    try:
-        record = outside_of(given["a"], given["b"], outside)
-    except SourceImageError as error:
-        # Its hint is about manifests.
-        hint = "" if error.code == "source.missing" else error.hint
-        raise UsageError(error.what, where=error.where, hint=hint, code=error.code) from None
+    record = outside_of(given["a"], given["b"], outside)
     if given["as_json"]:
         render.json_line({"a": str(given["a"]), "b": str(given["b"])} | record)
     else:

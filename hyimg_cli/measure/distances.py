@@ -13,7 +13,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.measure.pairs import IMAGE_SUFFIXES, Pair, is_video
 from hyimg_cli.media.frames import read_frames
-from hyimg_cli.media.images import probe_image, read_image
+from hyimg_cli.media.images import read_image, size_of
 from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
 
 # The option that limits each metric: a minimum if higher is closer.
@@ -40,11 +40,12 @@ class Measured:
 def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measured]:
     """Yield each pair with its distances, in order.
 
-    Raises UsageError for pictures of two sizes before anything is measured; later if two videos
-    differ in size or number of frames, or a file cannot be read.
+    Before anything is measured, raises UsageError for pictures of two sizes, and SourceImageError
+    for one that cannot be read; later UsageError if two videos differ in size or number of frames,
+    or a file cannot be read.
     """
     # Only headers are read.
-    sizes = [(p.name, _size(p.a), _size(p.b)) for p in pairs if p.kind == "image"]
+    sizes = [(p.name, size_of(str(p.a)), size_of(str(p.b))) for p in pairs if p.kind == "image"]
     wrong = [f"{name} ({a} and {b})" for name, a, b in sizes if a != b]
     if wrong:
         what = f"{len(wrong)} of {len(pairs)} pairs differ in size: {'; '.join(wrong)}"
@@ -78,13 +79,6 @@ def _frames(path: Path) -> Iterator[Frame]:
         if file == path or file.suffix.lower() in IMAGE_SUFFIXES:
             source = read_image(file)
             yield source.pixels, source.notes
-
-
-def _size(path: Path) -> str:
-    try:
-        return str(probe_image(path, decode=False)[0])
-    except HyimgError as error:
-        raise UsageError(error.what, where=error.where, hint=error.hint, code=error.code) from None
 
 
 def breaches(
