@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations, takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, MinLen
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
@@ -63,9 +65,9 @@ class Scenario:
     phases: tuple[str, ...]
     manifest: Path
     common: Mapping[str, Any] = field(default_factory=dict)
-    steps: tuple[int, ...] = (8,)
-    main_steps: int = 0
-    repeats: int = 5
+    steps: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (8,)
+    main_steps: Annotated[int, Ge(0)] = 0
+    repeats: Annotated[int, Ge(1)] = 5
     same_work: bool = False
     least_psnr: float | None = None
     uneven_steps: bool = False
@@ -144,8 +146,6 @@ def _scenario(path: Path, table: dict[str, Any]) -> Scenario:
         if not one.keeps_kv and (of.get("kv_reuse", True) or of.get("cfg_parallel_size", 1) != 1):
             hint = "add kv_reuse = false and remove cfg_parallel_size"
             raise _fault(path, f"[{side}] keeps_kv = false needs kv_reuse = false", hint)
-    if not found.steps or min(found.steps) < 1:
-        raise _fault(path, f"steps must be whole numbers from 1, not {list(found.steps)}")
     if len(set(found.labels)) < len(sides):
         raise _fault(path, "two variants have the same label")
     if found.least_psnr is not None and len(sides) > 2:

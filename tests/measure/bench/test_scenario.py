@@ -75,7 +75,9 @@ def test_three_variants_are_three_pairs_each_with_the_phases_of_its_plainer_one(
         (GOOD.replace('"one"', '"other"'), "two variants have the same label"),
         (GOOD.replace('label = "one"', ""), "a.label: Field required"),
         (GOOD.replace("[4, 2]", "[4, 'two']"), "steps.1: Input should be a valid integer"),
-        (GOOD.replace("[4, 2]", "[4, 0]"), "steps must be whole numbers from 1, not [4, 0]"),
+        (GOOD.replace("[4, 2]", "[4, 0]"), "steps.1: Input should be greater than or equal to 1"),
+        (GOOD.replace("[4, 2]", "[]"), "steps: Tuple should have at least 1 item"),
+        (f"repeats = 0\n{GOOD}", "repeats: Input should be greater than or equal to 1"),
         (GOOD.replace('["prefill"]', '["prefil"]'), "unknown phase 'prefil'"),
         (GOOD.replace("[a]", "[[a]]"), "a: Input should be a dictionary"),
         (
