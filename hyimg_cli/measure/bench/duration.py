@@ -15,7 +15,7 @@ from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.measure.bench.record import job_facts
 from hyimg_cli.measure.bench.runs import RunResult
-from hyimg_cli.measure.bench.scenario import LOAD, START, Lifetime, Scenario, Variant
+from hyimg_cli.measure.bench.scenario import LOAD, START, Lifetime, Scenario
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job
@@ -96,12 +96,10 @@ def of_bench(
     return TimeLeft([], known, ", as long as the earlier bench here") if is_whole else None
 
 
-def of_plan(
-    variants: Sequence[tuple[Variant, Sequence[Job]]], config: RunConfig, steps: int
-) -> TimeLeft:
+def of_plan(scenario: Scenario, jobs_of: Sequence[Sequence[Job]], config: RunConfig) -> TimeLeft:
     """Return the estimate of `hyimg plan` for each variant's jobs; empty without rates."""
     known, runs = {}, 0
-    for variant, jobs in variants:
+    for variant, jobs in zip(scenario.variants, jobs_of, strict=True):
         plan = make_plan(jobs, cards(config.model.revision))
         eta = Eta(plan, config, KeptRates(config).read(plan))
         if eta.unknown:
@@ -115,5 +113,5 @@ def of_plan(
             prefix_rows = rows.prefix_rows_unshared * rows.full_steps / rows.jobs
             denoise_s *= 1 + prefix_rows / rows.denoise_rows
         wall_s = sum(stages.values()) - stages["denoise"] + (loads - 1) * stages["load"]
-        known[variant.label] = [RunTime(steps, wall_s + denoise_s, denoise_s)]
+        known[variant.label] = [RunTime(scenario.main_steps, wall_s + denoise_s, denoise_s)]
     return TimeLeft([], known, f", from {counted(runs, 'earlier run')} of the model")

@@ -149,9 +149,7 @@ class Bench:
         """Estimate the time of each run before the first: by an earlier bench, else by the plan."""
         found = (of_bench(one, self.scenario, at_main[0]) for one in self.earlier)
         config = build_run_config(settle(self.flags, {}, {}), self.folder / _RUNS, self.cache)
-        variants = [*zip(self.scenario.variants, at_main, strict=True)]
-        known = next(filter(None, found), None)
-        return known or of_plan(variants, config, self.scenario.main_steps)
+        return next(filter(None, found), None) or of_plan(self.scenario, at_main, config)
 
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)

@@ -62,19 +62,19 @@ def test_the_rates_of_earlier_runs_give_an_estimate(tmp_path: Path) -> None:
     (tmp_path / "jobs.jsonl").write_text(ONE_EDIT + ONE_EDIT.replace('"edit"', '"other"'))
     plan = make_plan(read_manifest(tmp_path / "jobs.jsonl"))
     config = build_run_config(settle({"device": "cpu"}, {}, {}), tmp_path, tmp_path / "cache")
-    processes = read_scenario("persistent").variants
-    session = replace(processes[0], label="a session", lifetime="session")
-    variants = [(one, plan.jobs) for one in (session, *processes)]
-    assert of_plan(variants, config, 8).seconds is None
+    processes = read_scenario("persistent")
+    session = replace(processes.variants[0], label="a session", lifetime="session")
+    three = replace(processes, variants=(session, *processes.variants), main_steps=8)
+    assert of_plan(three, [plan.jobs] * 3, config).seconds is None
     rates = {"load": 5.0, "prompts": 0.5, "text": 0.01, "denoise": 0.001, "decode": 1e-6}
     KeptRates(config).keep(plan, {plan.groups[0].model: rates})
-    found = of_plan(variants, config, 8)
+    found = of_plan(three, [plan.jobs] * 3, config)
     walls = [runs[0].wall_s for runs in found.known.values()]
     assert walls[0] > 2 * 2 * 0.5
     assert [wall - walls[0] for wall in walls] == pytest.approx([0, 5, 10])
     # Without a cache between steps, denoising takes longer: its rows are those of whole sequences.
-    reuse, _, every = read_scenario("kv-reuse").variants
-    kinds = of_plan([(one, plan.jobs) for one in (reuse, every)], config, 8).known
+    _, reuse_and_every, _ = read_scenario("kv-reuse").pairs
+    kinds = of_plan(reuse_and_every, [plan.jobs] * 2, config).known
     (plain,), (whole,) = kinds.values()
     assert 3 < whole.denoise_s / plain.denoise_s < 8
     assert whole.wall_s - plain.wall_s == pytest.approx(whole.denoise_s - plain.denoise_s)
