@@ -579,7 +579,8 @@ def test_a_file_has_no_model_fetched(
     assert "hint: to download it, add --model acme/tiny" in ran.err
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
     ran = run_cli("replay", file, "--allow-changed")
-    assert "acme/tiny is a folder here; a picture's record cannot choose a folder" in ran.err
+    says = "acme/tiny is a folder here; a picture's record cannot choose a folder"
+    assert f"error[replay.model]: {says}" in ran.err
     assert "hint: to use the folder, add --model acme/tiny" in ran.err
     kept = tmp_path / "hub" / "models--acme--tiny"
     a_copy_of("tiny-image", kept / "snapshots" / ("c" * 40))

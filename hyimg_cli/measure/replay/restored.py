@@ -132,7 +132,7 @@ class _Search:
             name = shown(recorded).strip('"')
             if os.path.isdir(recorded):
                 what = f"{name} is a folder here; a picture's record cannot choose a folder"
-                raise self._fault("model", what, f"to use the folder, add --model {name}")
+                raise self._fault("replay.model", what, f"to use the folder, add --model {name}")
             what = f"the model {name} is not on this machine, and replay downloads none for a file"
             raise self._fault("replay.model", what, f"to download it, add --model {name}")
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
