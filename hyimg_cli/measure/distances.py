@@ -18,7 +18,6 @@ from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
 
 # The option that limits each metric: a minimum if higher is closer.
 LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}
-Frame = tuple[Pixels, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
         yield Measured(pair, {metric.name: [*of] for metric, of in columns}, tuple(notes))
 
 
-def _frames(path: Path) -> Iterator[Frame]:
-    """Yield one picture, the frames of a video, or those in a folder, by name."""
+def _frames(path: Path) -> Iterator[tuple[Pixels, tuple[str, ...]]]:
+    """Yield one picture, the frames of a video, or those in a folder, by name; with notes."""
     if is_video(path) and not path.is_dir():
         yield from ((pixels, ()) for pixels in read_frames(path))
         return

@@ -181,9 +181,8 @@ def _with_blend(own: Picture, other: Picture, mask: Mask, place: Placement) -> M
         differs[y[rows][at[0]], x[at[1]]] = True
     gap = max(1, round(_GAP * place.y.scale))
     labels, _ = ndimage.label(ndimage.maximum_filter(differs, 2 * gap + 1), np.ones((3, 3)))
-    own_labels = np.unique(labels[mask])
     near = distance_to(mask) <= _BLEND * scale_of((own.height, own.width)) * place.y.scale
-    return np.asarray(np.isin(labels, own_labels[own_labels > 0]) & near)
+    return np.asarray(np.isin(labels, np.unique(labels[mask])) & near)
 
 
 def _drawn_at(axis: AxisMap) -> np.ndarray:

@@ -49,12 +49,11 @@ class DistanceRow:
 
     @property
     def is_equal(self) -> bool:
-        is_whole = bool(self.distances) and not self.missing
-        return is_whole and len(self.unchanged) == len(self.distances)
+        return not self.missing and len(self.unchanged) == len(self.distances) > 0
 
     @property
     def unchanged(self) -> list[str]:
-        """The number of jobs whose pictures count as equal."""
+        """The names of the pictures that count as equal."""
         levels, shares = self.values("max_abs"), self.values("equal_share")
         by_name = zip(self.distances, levels, shares, strict=True)
         return [name for name, most, share in by_name if most <= 1 and share >= EQUAL_SHARE]

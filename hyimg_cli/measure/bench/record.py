@@ -148,8 +148,7 @@ def regressions(now: Mapping[str, Any], before: Mapping[str, Any], most: float) 
     compared on the same hardware only, the speed-up of A over B always, because both ran in turn.
     Differences within the spread of the new runs do not count.
     """
-    other = [what for what, of in _COMPARED.items() if of(now) != of(before)]
-    if other:
+    if other := [what for what, of in _COMPARED.items() if of(now) != of(before)]:
         yield f"cannot compare: the baseline has another {' and another '.join(other)}"
         return
     verdict, earlier_verdict = now["verdict"]["name"], before["verdict"]["name"]

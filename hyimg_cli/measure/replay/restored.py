@@ -177,16 +177,15 @@ class _Search:
             what = f"{noun} {shown(name)} not found in {missed}"
             code = "replay.missing-image" if is_image else "replay.missing-file"
             raise self._fault(code, what, "give its folder with --images-from")
-        same = (place for place in present if sha256 in (None, _digest(field, place)))
-        file = next(same, present[0])
-        if sha256 not in (None, _digest(field, file)):
-            what = f"{file.name} is not the recorded {noun}"
+        file = next((one for one in present if sha256 in (None, _digest(field, one))), None)
+        if file is None:
+            what = f"{present[0].name} is not the recorded {noun}"
             if not self.wishes.allow_changed:
                 hint = f"give the folder of the original with --images-from; or {_ALLOW}"
                 code = "replay.changed-image" if is_image else "replay.changed-file"
                 raise self._fault(code, what, hint)
             self.notes.append(what)
-        return str(file.absolute())
+        return str((file or present[0]).absolute())
 
     def _fault(self, code: str, what: str, hint: str = "") -> UsageError:
         return UsageError(what, where=self.path, hint=hint, code=code)

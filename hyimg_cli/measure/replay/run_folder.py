@@ -51,20 +51,17 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
 
     Raises OutputFolderError if the folder has results other than the file's replays.
     """
+    hint = "choose another folder with -o"
     targets = [RunFolder(folder).path_for(custom_id, suffix) for suffix in _SUFFIXES]
     for own in (file, file.with_suffix(".mp4")):
         if own.exists() and any(one.exists() and own.samefile(one) for one in targets):
-            what, hint = "the replay would replace the file itself", "choose another folder with -o"
+            what = "the replay would replace the file itself"
             raise UsageError(what, where=own, hint=hint, code="replay.itself")
     results = RunFolder(folder).results()
     name = object_in(read_run_info(folder), "manifest").get("name")
     if results and not (str(name).startswith(TITLE) and results.keys() == {custom_id}):
-        raise OutputFolderError(
-            "the folder holds results of another run",
-            where=folder,
-            hint="choose another folder with -o",
-            code="output.other-run",
-        )
+        what = "the folder holds results of another run"
+        raise OutputFolderError(what, where=folder, hint=hint, code="output.other-run")
 
 
 def run_of(file: Path) -> Path:
