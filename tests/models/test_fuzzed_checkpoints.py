@@ -1,7 +1,8 @@
-"""Every value of every JSON file of a checkpoint replaced: refused with exit 3, or drawn with.
+"""Every value of every JSON file of a checkpoint replaced: refused, or drawn with.
 
-A few of each family in the suite, all of them (an hour) under the mark `thorough`, of each of the
-library's editors 200.
+A value that makes the line one that the model does not take ends with exit code 2, others with 3. A
+few values of each family in the suite; under the mark `thorough` all of them (an hour), and 200 of
+each of the library's editors: there, one that a library alone reads may fail the job.
 """
 
 import json
@@ -42,7 +43,9 @@ FOLDERS = {
     "tiny-video": TINY_VIDEO,
     "lingbot": TESTS / "models" / "lingbot_world" / "golden" / "checkpoint",
 }
-PICTURES = ("tiny-image", "official", "bagel", *tiny_editors.PIPELINES)
+# Families whose files hyimg itself reads.
+OURS = ("tiny-image", "official", "bagel")
+PICTURES = (*OURS, *tiny_editors.PIPELINES)
 # Of both kinds of layout, those that differ most.
 QUICK = {"tiny-image": 8, "official": 1, "bagel": 20, "tiny-video": 4, "flf": 4, "lingbot": 3}
 QUICK |= {"kontext": 4, "longcat": 2, "klein": 2}
@@ -51,7 +54,7 @@ QUICK |= {"kontext": 4, "longcat": 2, "klein": 2}
 def line_of(family: str) -> dict[str, Any]:
     if family in tiny_editors.PIPELINES:
         edit = {"task": "it2i", "images": ["in.png"]} if "edit" in family else {"size": "64x64"}
-        return PICTURE | edit | {"steps": 2}
+        return PICTURE | edit | ({} if "turbo" in family else {"steps": 2})
     if family in PICTURES:
         return PICTURE | ({"steps": 2} if family == "bagel" else {"steps": 1, "max_new_tokens": 4})
     if family == "lingbot":
@@ -151,8 +154,9 @@ def test_no_value_ends_in_an_error_of_ours(
             *(flag, copy),
         )
         case = f"{family}/{file} {at}: {'gone' if new is GONE else new!r}"
-        assert ran.code in (0, 1, 3), f"{case}\n{ran.err}"
-        assert "job.internal" not in ran.err, f"{case}\n{ran.err}"
+        assert ran.code in (0, 1, 2, 3), f"{case}\n{ran.err}"
+        if count == QUICK.get(family) or family in OURS:
+            assert "job.internal" not in ran.err, f"{case}\n{ran.err}"
         if ran.code == 3:
             assert "\n  --> " in ran.err, f"{case}\n{ran.err}"
             assert "\n  hint: " in ran.err, f"{case}\n{ran.err}"

@@ -118,7 +118,7 @@ class Layout:
         """
         at = 0
         for ids, is_replaceable in self.sections:
-            if is_replaceable and set(ids) != {self.cfg}:
+            if is_replaceable and set(ids) - {self.cfg}:
                 return at + next(place for place, id_ in enumerate(ids) if id_ != self.cfg)
             at += len(ids)
         return at

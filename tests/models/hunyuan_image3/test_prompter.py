@@ -14,7 +14,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3 import system_prompt
 from hyimg_cli.models.hunyuan_image3.record import Prompter
-from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
+from hyimg_cli.models.hunyuan_image3.sequence import Layout, Section, SourceShape
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling
@@ -31,6 +31,15 @@ def test_a_ratio_is_told_as_one(prompter: Prompter) -> None:
     bucket, note = prompter.fit(9, 16, is_ratio=True)
     assert note.startswith(f"16:9 fitted to {bucket.size}: tiny-image makes ")
     assert prompter.fit(720, 1280)[1].startswith(f"1280x720 fitted to {bucket.size}: ")
+
+
+@pytest.mark.parametrize(("ids", "shared"), [((), 5), ((9,), 5), ((9, 4), 3), ((4,), 2)], ids=str)
+def test_branches_share_what_is_before_the_first_token_that_differs(
+    ids: tuple[int, ...], shared: int
+) -> None:
+    """A tokenizer may read a text as no token, or as <cfg> itself."""
+    sections = (Section((1, 2)), Section(ids, is_replaceable=True), Section((3,) * (3 - len(ids))))
+    assert Layout(sections, 9, (), None, ()).shared_length == shared
 
 
 def a_job(**changes: Any) -> ImageJob:
