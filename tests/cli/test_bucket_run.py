@@ -63,6 +63,7 @@ def started(place: Path) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_and_resumed_elsewhere_with_the_bucket_alone(
     run_cli: Run, endpoint: Endpoint, tmp_path: Path
 ) -> None:

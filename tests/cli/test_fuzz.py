@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import fuzz
 import pytest
 
-CASES = {"manifests": 6, "sources": 15, "checkpoints": 20, "records": 25, "journals": 20,
-         "settings": 25, "tables": 20}  # fmt: skip
+CASES = {"manifests": 4, "sources": 8, "checkpoints": 10, "records": 12, "journals": 10,
+         "settings": 12, "tables": 10}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

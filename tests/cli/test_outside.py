@@ -396,6 +396,7 @@ for pair in (sys.argv[1:3], sys.argv[3:5]):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from there")
 def test_eval_of_large_pictures_is_done_in_strips(tmp_path: Path) -> None:
     """Beside the two pictures, of 4 bytes a pixel each as Pillow holds them, hardly anything."""

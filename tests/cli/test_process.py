@@ -54,6 +54,7 @@ def test_a_stopped_run_resumes(
     assert pictures == ["long.png", "short.png"]
 
 
+@pytest.mark.thorough
 def test_a_journal_that_is_removed_stops_the_run_and_goes_on_where_it_is_put_back(
     write_manifest: Callable[..., Path],
     read_lines: Callable[[Path], list[dict[str, Any]]],

@@ -69,6 +69,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_thread")
 def test_two_replicas_one_of_them_killed_make_the_pixels_of_one_process(
     run_cli: Run, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ LINE = {"custom_id": "a", "prompt": "a red circle", "num_inference_steps": 3, "s
 MOST_LEVELS = 1
 
 
+@pytest.mark.thorough
 def test_two_ranks_make_the_picture_of_one_process_and_end_with_it(
     run_cli: Run, write_manifest: Write, tmp_path: Path
 ) -> None:

@@ -388,6 +388,7 @@ def test_no_more_kv_is_held_than_was_counted(
     assert 0.8 * counted.kv <= buffers.most <= counted.kv
 
 
+@pytest.mark.thorough
 def test_online_jobs_that_fill_every_place_do_not_stop_a_batch(
     family: Any, mixed: list[ImageJob]
 ) -> None:

@@ -42,6 +42,7 @@ def test_weights_are_counted_to_the_byte(bench: Any) -> None:
     assert weights.planned == weights.counted
 
 
+@pytest.mark.thorough
 def test_what_a_forward_works_with_is_what_the_plan_says(bench: Any) -> None:
     """Within a tenth above what is counted."""
     rows = list(bench.forwards())
@@ -83,7 +84,11 @@ def test_a_decode_step_takes_little(bench: Any, by_graphs: bool) -> None:
 
 @pytest.mark.parametrize(
     ("together", "has_vae"),
-    [((4, 1), False), pytest.param((3, 2), False, marks=pytest.mark.thorough), ((3, 1), True)],
+    [
+        ((4, 1), False),
+        pytest.param((3, 2), False, marks=pytest.mark.thorough),
+        pytest.param((3, 1), True, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_run_holds_what_the_plan_says(
     bench: Any, together: tuple[int, int], has_vae: bool

@@ -348,6 +348,7 @@ def test_layers_that_fit_by_what_is_free(parts: None, tmp_path: Path) -> None:
     assert layers_that_fit(fewer, "fp8", 149.5e9) == 18
 
 
+@pytest.mark.thorough
 def test_the_vae_in_another_dtype_and_layout_draws_the_same(parts: None, tmp_path: Path) -> None:
     from random_network import build
     from shapes import pictures

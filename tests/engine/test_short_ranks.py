@@ -113,6 +113,7 @@ def test_buffers_that_a_rank_cannot_have_come_later(
     assert pool.member_pids == pids
 
 
+@pytest.mark.thorough
 def test_a_job_that_never_fits_is_lost_alone(
     spread: Any, pool: RankPool, jobs: list[ImageJob], expected: dict[str, bytes]
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import diagonal
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -216,8 +217,11 @@ def _written(jobs: Sequence[ImageJob], model: Any, *, lag: int, batch: int) -> l
 @pytest.mark.parametrize(
     ("template", "penalty"), [("instruct", 1.0), ("pretrain", 1.0), ("instruct", 1.4)]
 )
-@pytest.mark.parametrize("size", [SizeRequest(), SizeRequest(256, 256)], ids=str)
-@pytest.mark.parametrize("bot_task", ["think", "recaption", "think_recaption"])
+@pytest.mark.parametrize(
+    ("size", "bot_task"),
+    diagonal([SizeRequest(), SizeRequest(256, 256)], ["recaption", "think_recaption", "think"]),
+    ids=str,
+)
 def test_a_text_ends_where_the_rule_says(
     job: ImageJob, bot_task: Any, size: SizeRequest, template: Any, penalty: float, lag: int
 ) -> None:

@@ -124,6 +124,7 @@ def test_killed_anywhere_the_same_files(
     assert not (tmp_path / "killed" / "latents").exists()
 
 
+@pytest.mark.thorough
 def test_what_is_denoised_is_only_decoded_wherever_a_kill_comes(
     write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -42,11 +42,15 @@ def of_library(loader: VaeLoader, z: torch.Tensor) -> torch.Tensor:
         ),
         ("hunyuan-video", 2, (17, 5), torch.float32, (1, 2, 4)),
         ("hunyuan-video", 2, (14, 17), torch.bfloat16, (1, 2, 4)),
-        ("hunyuan-video", 3, (3, 7), torch.float32, (1, 2)),
-        ("wan", 2, (9, 33), torch.float32, (1, 2, 4)),
+        pytest.param(
+            *("hunyuan-video", 3, (3, 7), torch.float32, (1, 2)), marks=pytest.mark.thorough
+        ),
+        pytest.param(*("wan", 2, (9, 33), torch.float32, (1, 2, 4)), marks=pytest.mark.thorough),
         ("wan", 1, (33, 26), torch.bfloat16, (4,)),
         ("wan-patches", 2, (17, 7), torch.float32, (1, 2, 4)),
-        ("wan-patches", 2, (5, 33), torch.bfloat16, (4,)),
+        pytest.param(
+            *("wan-patches", 2, (5, 33), torch.bfloat16, (4,)), marks=pytest.mark.thorough
+        ),
     ],
 )
 def test_equal_to_the_library_in_one_process(

@@ -78,6 +78,7 @@ def test_a_member_that_raises_ends_the_task_and_the_next_one_works() -> None:
         assert not pool.member_pids
 
 
+@pytest.mark.thorough
 def test_a_rank_killed_between_tiles_ends_the_job_and_not_the_run(tmp_path: Path) -> None:
     trigger = tmp_path / "die"
     trigger.touch()
@@ -94,6 +95,7 @@ def test_a_rank_killed_between_tiles_ends_the_job_and_not_the_run(tmp_path: Path
         assert torch.equal(found, decode_tiled(pool.here.parts["vae"], latents))
 
 
+@pytest.mark.thorough
 def test_a_rank_that_is_short_of_memory_is_short_as_one_process_is(tmp_path: Path) -> None:
     """In the own tiles, then in those of half the side; both ranks decode what comes next."""
     (tmp_path / "a tile").touch()

@@ -75,6 +75,7 @@ def test_films_follow_prompts(model: DiffusersVideo) -> None:
     assert sum(map(bool, wrong.values())) <= 1, wrong
 
 
+@pytest.mark.thorough
 def test_films_of_new_combinations_are_right_more_often_than_not(model: DiffusersVideo) -> None:
     """Never trained; the model card's rate is 0.59. A guess is right once in ninety films."""
     wrong = wrongs(model, HELD_OUT[::3])

@@ -27,6 +27,7 @@ def film(scene: Scene) -> torch.Tensor:
     return to_bytes(render([scene], no_jitter(1))[0])
 
 
+@pytest.mark.thorough
 def test_the_judge_reads_every_true_render() -> None:
     scenes = all_scenes()
     films = render(scenes, jitter(len(scenes), torch.Generator().manual_seed(0), is_tinted=True))

@@ -82,6 +82,7 @@ def test_the_rates_of_earlier_runs_give_an_estimate(tmp_path: Path) -> None:
     assert str(found).endswith(", from 1 earlier run of the model")
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("processor_clock")
 def test_a_second_bench_takes_about_as_long_as_it_says(
     loaded: Any, small: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

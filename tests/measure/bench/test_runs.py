@@ -122,6 +122,7 @@ def test_every_row_of_the_review_is_there(bench: Callable[..., Findings], small:
     assert len(list((found.kept / "A").iterdir())) == len(list((found.kept / "B").iterdir())) == 2
 
 
+@pytest.mark.thorough
 def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     """A note says so. The prompt cache changes no frame."""
     scenario = read_scenario("prompt-cache")

@@ -12,6 +12,7 @@ import diffusers
 import pytest
 import torch
 import transformers
+from conftest import thorough_but
 from PIL import Image
 
 from hyimg_cli.doctor.models import image_checkpoint
@@ -122,7 +123,7 @@ def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str, code: int = 
     return found.json_lines[0]
 
 
-@pytest.mark.parametrize("model", CHECKPOINTS)
+@pytest.mark.parametrize("model", thorough_but([*CHECKPOINTS][::4], CHECKPOINTS))
 def test_weights_are_counted_by_dtype_and_the_page_says_so(
     run_cli: Any, released: Any, model: str
 ) -> None:

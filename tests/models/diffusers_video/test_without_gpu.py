@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import thorough_but
 from models.diffusers_video.stock import take_stock_forward
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -75,7 +76,7 @@ def prepared_schedule(
     monkeypatch.setattr("hyimg_cli.models.diffusers_video.model.JobScheduler", moved)
 
 
-@pytest.mark.parametrize("name", ["hunyuan", "wan", "wan22"])
+@pytest.mark.parametrize("name", thorough_but(["hunyuan"], ["hunyuan", "wan", "wan22"]))
 def test_the_loop_never_meets_the_host(
     folders: dict[str, Path], job: VideoJob, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_gpu_decodes_in_half_as_upstream_does(
     assert decodes_in_half(asked, device) is expected
 
 
+@pytest.mark.thorough
 def test_float16_is_float32_within_rounding(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _decoded(plain)
     half = HunyuanImage3(plain.network, plain.prompter, decodes_in_half=True)
