@@ -324,8 +324,8 @@ def empty_module(component: Component) -> Any:
         with _described(component), torch.device("meta"):
             return cls.from_config(own.values)
     # Values that transformers accepts but cannot compute with.
-    own.text("model_type", "")
-    for one in (own, own.table("text_config", {})):
+    for one in (own, own.table("text_config", {}), own.table("vision_config", {})):
+        one.text("model_type", "")
         rope = one.table("rope_parameters" if one.has("rope_parameters") else "rope_scaling", {})
         if "mrope_section" in rope.values:
             half = one.count("hidden_size") // one.count("num_attention_heads") // 2

@@ -86,6 +86,9 @@ AT_LOAD: dict[str, tuple[Change, str]] = {
     "no weights": (
         lambda folder: (folder / "text_encoder" / "model.safetensors").unlink(), "text_encoder",
     ),
+    "an encoder of pictures that has no name": (
+        in_json("text_encoder/config.json", vision_config={"model_type": {}}), "model_type",
+    ),
     "half a file": (
         lambda folder: (folder / "vae" / WEIGHTS).write_bytes(
             (folder / "vae" / WEIGHTS).read_bytes()[:1000]
