@@ -44,7 +44,7 @@ def manifests(incomplete: str) -> list[str]:
 def ids(ctx: typer.Context) -> list[str]:
     """Return the job ids of the manifest or the pictures named on the command line."""
     from hyimg_cli.cli import packaged
-    from hyimg_cli.manifest.line import child_ids
+    from hyimg_cli.manifest.ids import child_ids
 
     # NOTE: after an option whose value is missing, the parser leaves arguments unread.
     names = ctx.params.get("inputs") or ctx.args

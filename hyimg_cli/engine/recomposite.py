@@ -11,10 +11,9 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
-from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import EDIT_SUFFIXES, ImageJob
 
 _OUTCOME = TypeAdapter(Outcome)
 

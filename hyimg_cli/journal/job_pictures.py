@@ -18,7 +18,6 @@ from PIL import Image
 from hyimg_cli.errors import OutputError, SourceImageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
-from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats
 from hyimg_cli.media.carried import read_carried, region_of
@@ -26,7 +25,7 @@ from hyimg_cli.media.images import Pixels, pixel_digest, text_of
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import EDIT_SUFFIXES, ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
 
 Record = dict[str, Any]

@@ -45,7 +45,7 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     Raises BadValue, with the slug `openai-envelope`, if the envelope itself is wrong.
     """
     url, method, body = entry.get("url"), entry.get("method", "POST"), entry.get("body")
-    if method != "POST":
+    if not isinstance(method, str) or method.upper() != "POST":
         raise _wrong(f"method is {shown(method)}", 'use "POST"')
     if not isinstance(url, str) or url not in TASKS_OF_URL:
         close = nearest(url, TASKS_OF_URL) if isinstance(url, str) else None
@@ -58,12 +58,12 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
         names = " and ".join(dict.fromkeys(tasks))
         what = f"the endpoint is for {names}, but the body has task {shown(body['task'])}"
         raise _wrong(what, "remove task from the body")
-    beside = {key: value for key, value in entry.items() if key not in KEYS}
+    # Some clients send null to leave a field out.
+    beside = {key: value for key, value in entry.items() if key not in KEYS and value is not None}
     if twice := sorted(beside.keys() & body.keys()):
         raise _wrong(f"{twice[0]} is given twice", "remove one of them")
     own: dict[str, Any] = {}
     for key, value in body.items():
-        # Some clients send null to leave a field out.
         if value is None:
             continue
         if key in _INSTEAD:

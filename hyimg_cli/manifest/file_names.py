@@ -19,10 +19,7 @@ from hyimg_cli.settings.file_names import (
     tells_results_apart,
     template_of,
 )
-from hyimg_cli.spec.job import BY_ID, ImageJob, Job
-
-# Extra files that an edit with `keep_outside` writes, by their keys in the line's `edit`.
-EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
+from hyimg_cli.spec.job import BY_ID, EDIT_SUFFIXES, ImageJob, Job
 
 
 def name_files(

@@ -22,7 +22,7 @@ from hyimg_cli.manifest.fields import AR_FIELDS, BY_NAME, COT_FIELDS, NOT_IN, SA
 from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import digests_of, tag_fault
-from hyimg_cli.settings.kinds import as_json, is_custom_id, size_request
+from hyimg_cli.settings.kinds import as_json, size_request, text
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
@@ -38,6 +38,8 @@ _WITHOUT_IMAGES = {
     "it2i": "name the picture to edit, or use task t2i",
     "i2v": "name the picture to start from, or use task t2v",
 }
+# The custom_id of an OpenAI request: the job's id is made from it.
+_REQUEST_ID = text("custom_id")
 # Names that other tools use for the mask of an edit.
 _MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
 # Settings of other tools, by their names there: the meaning, and a hint.
@@ -144,57 +146,11 @@ def idle_fields(
     return {name: idle[name] for name in sorted(names & idle.keys())}
 
 
-def child_ids(fields: Mapping[str, Any]) -> list[str]:
-    """Return the ids of the line's pictures: its own id, or one per child for `n` or `seeds`."""
-    custom_id = fields["custom_id"]
-    if "candidate_of" in fields:  # already one of several results
-        return [custom_id]
-    count = len(fields["seeds"]) if "seeds" in fields else fields.get("n", 1)
-    return [f"{custom_id}-{index}" for index in range(count)] if count > 1 else [custom_id]
-
-
-class IdClaims:
-    """The ids of all jobs; each id belongs to one line."""
-
-    def __init__(self) -> None:
-        # NOTE: some disks treat "Cat.png" and "cat.png" as the same file. Maps each id in lower
-        # case to the line that claimed it; the second map has ids that are spelled differently.
-        self._line_of: dict[str, int] = {}
-        self._spelled: dict[str, str] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name.casefold() in self._line_of
-
-    def claim(self, names: Iterable[str], number: int, where: str) -> list[HyimgError]:
-        """Claim the ids of a line, or none if one is invalid or taken.
-
-        Returns the fault of the first such id.
-        """
-        names = dict.fromkeys(names)
-        for name in names:
-            if not is_custom_id(name):
-                what = f'"{name}" has more than 128 characters'
-                return [fault("bad-id", what, f"{where}: custom_id")]
-            if name in self:
-                folded = name.casefold()
-                twin, owner = self._spelled.get(folded, folded), self._line_of[folded]
-                what = f'"{name}" appears twice'
-                if twin != name:
-                    what = f'"{name}" and "{twin}" differ only in case'
-                hint = f"give each line its own custom_id; line {owner} has this one"
-                return [fault("duplicate-id", what, where, hint)]
-        for name in names:
-            folded = name.casefold()
-            if folded == name:
-                folded = name  # one text for both
-            else:
-                self._spelled[folded] = name
-            self._line_of[folded] = number
-        return []
-
-
 class Line:
-    """A line while it is read. `refused` names the fields whose value cannot be used."""
+    """A line while it is read. `refused` names the fields whose value cannot be used.
+
+    `is_request`: it is an OpenAI request, whose custom_id may be any text.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -205,6 +161,7 @@ class Line:
         self.axes: Axes = {}
         self.faults: list[HyimgError] = []
         self.unknown = 0
+        self.is_request = False
 
     def add(self, slug: str, what: str, field: str = "", hint: str = "") -> None:
         """Add a fault of the line, or of a field in it."""
@@ -242,7 +199,8 @@ class Line:
                 what = f"byte {error.start + 1} of the line is not UTF-8"
                 raise BadValue(what, "save the file as UTF-8", "not-utf8") from None
             entry = {"prompt": text} if is_prompt else _parsed(text)
-            if "body" in entry or "url" in entry:
+            self.is_request = "body" in entry or "url" in entry
+            if self.is_request:
                 try:
                     entry = unwrap(entry)
                 except BadValue:
@@ -310,8 +268,10 @@ class Line:
         child = Line(f"{self.where} ({', '.join(f'{n}={text}' for n, text in texts.items())})")
         child.fields = self.fields | {name: self.axes[name][texts[name]] for name in texts}
         child.fields["custom_id"] = "-".join((self.fields["custom_id"], *marks))
-        child.extra = self.extra
+        own = {"x_custom_id": self.fields["custom_id"]} if self.is_request else {}
+        child.extra = own | self.extra
         child.given = self.given | self.axes.keys()
+        child.is_request = self.is_request
         return child
 
     def _take(self, key: str, value: Any, *, is_cell: bool = False) -> None:
@@ -324,8 +284,10 @@ class Line:
             self.add("duplicate-field", f"{known.name} is given under two names", key, hint)
         else:
             self.given.add(known.name)
+            is_free = self.is_request and known.name == "custom_id"
+            kind = _REQUEST_ID if is_free else known.kind
             try:
-                typed = known.kind.parse(value) if is_cell else known.kind.read(value)
+                typed = kind.parse(value) if is_cell else kind.read(value)
             except BadValue as bad:
                 self.refused.add(known.name)
                 hint = "remove the field to use its default" if value is None else bad.hint

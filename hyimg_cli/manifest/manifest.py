@@ -15,7 +15,8 @@ from typing import Literal, TextIO
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES, SETTINGS_BYTES, bounded, bytes_of
-from hyimg_cli.manifest.line import IdClaims, Line, ManifestLine, child_ids, fault
+from hyimg_cli.manifest.ids import IdClaims, child_ids
+from hyimg_cli.manifest.line import Line, ManifestLine, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
@@ -211,8 +212,14 @@ class _Reading:
 
     def _claim_ids(self, line: Line, number: int) -> list[HyimgError]:
         """Claim a line's id and its results' ids; return a fault if one is invalid or taken."""
-        names = [line.fields["custom_id"], *child_ids(line.fields)]
-        return self._claims.claim(names, number, line.where)
+        asked = line.fields["custom_id"]
+        if not line.is_request:
+            names = [asked, *child_ids(line.fields)]
+            return self._claims.claim(names, number, line.where)
+        found = self._claims.claim_request(line.fields, number, line.where)
+        if line.fields["custom_id"] != asked:  # the answer must have the request's own
+            line.extra = {"x_custom_id": asked} | line.extra
+        return found
 
 
 def _id_stem(stem: str) -> str:

@@ -8,9 +8,11 @@ named after its picture, unless another result has that name.
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 
 from hyimg_cli.settings.file_names import fault_of, fit, fold_name
+from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.spec import digest
 
 _DIGITS = 10
@@ -100,6 +102,14 @@ def in_id(text: str) -> str:
     if len(text) <= _LONGEST and _AS_IT_IS.fullmatch(text):
         return text
     return _with_digest(text, text)
+
+
+def request_ids(text: str) -> Iterator[str]:
+    """Yield ids for the custom_id of an OpenAI request, best first: itself, if it is valid."""
+    if is_custom_id(text):
+        yield text
+    for turn in count():
+        yield _with_digest(text, text + "\n" * turn)
 
 
 def short(text: str) -> str:

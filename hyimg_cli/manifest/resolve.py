@@ -9,7 +9,8 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.manifest.line import IdClaims, child_ids, fault
+from hyimg_cli.manifest.ids import IdClaims, child_ids
+from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.videos import VideoLine

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from hyimg_cli.files import bytes_of, opened
 from hyimg_cli.journal.journal import RunFolder, find_last, json_line
 from hyimg_cli.journal.journal_file import entry_of
-from hyimg_cli.manifest.line import child_ids
+from hyimg_cli.manifest.ids import child_ids
 from hyimg_cli.serve.errors import Refused, refusal_of
 from hyimg_cli.spec import digest
 

@@ -19,6 +19,8 @@ GUIDANCE_FIELDS = tuple(one.name for one in fields(o.PictureOptions) if "guidanc
 # The suffix of a file of camera poses, and the name of the intrinsics file next to it.
 POSES_SUFFIX = ".npy"
 INTRINSICS = f"intrinsics{POSES_SUFFIX}"
+# Extra files that an edit with `keep_outside` writes, by their keys in the line's `edit`.
+EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
 # Named after its id.
 BY_ID = "{custom_id}"
 

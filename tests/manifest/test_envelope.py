@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.manifest.ids import child_ids
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
+from hyimg_cli.settings.kinds import is_custom_id
 
 EDITS, PICTURES, VIDEOS = "/v1/images/edits", "/v1/images/generations", "/v1/videos"
 
@@ -142,3 +144,83 @@ def test_what_is_wrong_in_the_body_is_a_fault_of_its_field(
 def test_two_envelopes_may_not_share_an_id() -> None:
     faults = read(wrapped(PICTURES, prompt="x"), wrapped(PICTURES, prompt="y")).faults
     assert [fault.code for fault in faults] == ["manifest.duplicate-id"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Order 12: cat.jpg",
+        "req:1",
+        "job#1",
+        "a|b",
+        "a@b.c",
+        "тест",
+        "a" * 129,
+        "../../etc",
+        ".x",
+        "猫",
+    ],
+)
+def test_a_request_may_have_any_custom_id(text: str) -> None:
+    (line,) = read(wrapped(PICTURES, prompt="x") | {"custom_id": text}).lines
+    assert is_custom_id(line.fields["custom_id"])
+    assert json.loads(line.extra_json) == {"x_custom_id": text}
+    assert read({"custom_id": text, "prompt": "x"}).faults  # names a file: not any text
+
+
+def test_requests_keep_ids_that_can_name_a_job() -> None:
+    (line,) = read(wrapped(PICTURES, prompt="x") | {"custom_id": "shop/Cat.1"}).lines
+    assert (line.fields["custom_id"], line.extra_json) == ("shop/Cat.1", "{}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"custom_id": "A"}, {"custom_id": "a"}),
+        ({"custom_id": "cat", "n": 2}, {"custom_id": "cat-0"}),
+        ({"custom_id": "cat-1"}, {"custom_id": "cat", "seeds": [5, 6]}),
+        ({"custom_id": "a b"}, {"custom_id": "a:b"}),
+        ({"custom_id": "cat"}, {"custom_id": "cat.mask"}),
+        ({"custom_id": "cat.redraw"}, {"custom_id": "cat"}),
+    ],
+)
+def test_requests_never_share_an_id_or_a_file(first: Any, second: Any) -> None:
+    entries = [
+        wrapped(PICTURES, prompt="x", **{name: one[name] for name in one if name != "custom_id"})
+        | {"custom_id": one["custom_id"]}
+        for one in (first, second)
+    ]
+    found = read(*entries)
+    ids = [name.lower() for line in found.lines for name in child_ids(line.fields)]
+    stems = [name.removesuffix(".mask").removesuffix(".redraw") for name in ids]
+    assert not found.faults
+    assert len(set(stems)) == len(ids) >= 2
+    assert json.loads(found.lines[1].extra_json) == {"x_custom_id": second["custom_id"]}
+    assert read(*entries).lines == found.lines  # the same again, so that it can be resumed
+
+
+def test_the_jobs_of_a_request_with_a_matrix_carry_its_custom_id() -> None:
+    request = wrapped(PICTURES, prompt="x", matrix={"seed": [1, 2]}) | {"custom_id": "a b"}
+    lines = read(request).lines
+    assert [json.loads(line.extra_json) for line in lines] == [{"x_custom_id": "a b"}] * 2
+    assert len({line.fields["custom_id"] for line in lines}) == 2
+
+
+@pytest.mark.parametrize("custom_id", [7, "", ["a"]])
+def test_a_custom_id_that_is_not_text_is_refused_as_that(custom_id: Any) -> None:
+    (fault,) = read(wrapped(PICTURES, prompt="x") | {"custom_id": custom_id}).faults
+    assert (fault.where, "custom_id" in fault.hint) == ("stdin:1: custom_id", True)
+
+
+def test_two_requests_with_the_same_custom_id_are_a_fault() -> None:
+    for text in ("a", "a b"):
+        entry = wrapped(PICTURES, prompt="x") | {"custom_id": text}
+        (fault,) = read(entry, entry).faults
+        assert (fault.code, fault.where) == ("manifest.duplicate-id", "stdin:2")
+    plain = {"custom_id": "a", "prompt": "x"}
+    assert [one.where for one in read(plain, wrapped(PICTURES, prompt="x")).faults] == ["stdin:2"]
+
+
+def test_what_asks_for_nothing_else_is_taken() -> None:
+    entry = wrapped(PICTURES, prompt="x") | {"method": "post", "priority": None, "x_shop": 1}
+    assert not read(entry).faults

@@ -11,9 +11,8 @@ from typing import Any
 from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
-from hyimg_cli.manifest.file_names import EDIT_SUFFIXES
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import FORMATS, Encoding
+from hyimg_cli.spec.job import EDIT_SUFFIXES, FORMATS, Encoding
 
 # Precedes the file's name in the title of a replay's manifest.
 TITLE = "replay of "
