@@ -300,7 +300,7 @@ class Prompter(ImageCheckpoint):
             refuse_unknown_ids(job.cot_token_ids, self.card.vocab_size)
             written = job.cot_token_ids
         if written is not None:
-            return written, sections_of_ids(words, written, drop_think=drop_think)
+            return written, sections_of_ids(words, written, self.template, drop_think=drop_think)
         if job.cot_text is None:
             return (), []
         sections = sections_of_text(words, job.cot_text, self.template, drop_think=drop_think)

@@ -5,17 +5,24 @@ either leaves the choice free or names the allowed ids. Golden case 13 holds a t
 
 A text also ends if `<answer>`, `<boi>`, `<img_size_*>` or a ratio token is sampled: what follows
 one of them belongs to a picture. With size `auto`, the official loop ends at a ratio token, which
-is the size, or after the base size's token, when only a ratio may follow. Differences here: - the
-text ends before any of the four; the official one continues after `<answer>` and `<boi>`, and with
-a given size after all of them, up to the closing tag or the limit; - the token and what follows are
-not part of the text; officially the text is everything up to the closing tag, or, without one,
-everything; - the open tag is closed, as at the token limit; officially it stays open; - only a
-ratio token is the size by itself; after the others the closed text is followed by all that opens a
-picture, and by the best ratio there. The same holds for a ratio token whose size the checkpoint's
-card leaves out. Other control tokens, including `<|endoftext|>`, do not end a text in either. The
-base model's own code also ends one at `</answer>` and `<|endoftext|>`, and always asks for the
-ratio after it, as here. There `think` continues freely after `</think>`, and ends after the
-recaption.
+is the size, or after the base size's token, when only a ratio may follow. Differences here:
+
+- The text ends before any of the four. The official one continues after `<answer>` and `<boi>`, and
+  with a given size after all of them, up to the closing tag or the limit.
+- The token and what follows are not part of the text. Officially the text is everything up to the
+  closing tag, or, without one, everything.
+- The open tag is closed, as at the token limit; officially it stays open.
+- Only a ratio token is the size by itself. After the others the closed text is followed by all that
+  opens a picture, and by the best ratio there. The same holds for a ratio token whose size the
+  checkpoint's card leaves out.
+- A text may repeat a tag, such as a second `</think>` inside its recaption. The picture sees all of
+  the text; officially, what follows the second one is lost (`sequence`).
+- The picture sees the ids as they were sampled. The official code decodes them, and encodes the
+  text again, which may give other ids.
+
+Other control tokens, including `<|endoftext|>`, do not end a text in either. The base model's own
+code also ends one at `</answer>` and `<|endoftext|>`, and always asks for the ratio after it, as
+here. There `think` continues freely after `</think>`, and ends after the recaption.
 """
 
 from collections.abc import Sequence

@@ -5,11 +5,9 @@ prefix of the diffusion stage's. No torch. Source: the official tokenizer wrappe
 holds 32 of its layouts.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import groupby
 from typing import NamedTuple
 
 from hyimg_cli.kv.segments import Segment
@@ -17,7 +15,9 @@ from hyimg_cli.models.common.spans import Grid, cut_segments
 from hyimg_cli.models.hunyuan_image3.config import Template
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 
-_COT_PARTS = re.compile(r"<(think|recaption)>(.*?)</\1>", re.DOTALL)
+Pair = tuple[str, str]
+# Of the reasoning, and of the description of the picture.
+_COT_TAGS: tuple[Pair, ...] = ("<think>", "</think>"), ("<recaption>", "</recaption>")
 
 
 @dataclass(frozen=True)
@@ -185,34 +185,67 @@ _ROLES: dict[Template, _Roles] = {
 def sections_of_text(
     words: Vocabulary, text: str, template: Template, *, drop_think: bool = False
 ) -> list[Section]:
-    """Split a job's own text at its tags; text outside them is its own section.
-
-    Without a closed pair of tags the whole is one replaceable section, wrapped in answer tags by
-    the instruct template.
-    """
-    outside, *pairs = _COT_PARTS.split(text)
-    if not pairs:
-        outside = _ROLES[template].answer + text + _ROLES[template].end_answer
-    parts = [(outside, True)]
-    for tag, inner, behind in zip(pairs[::3], pairs[1::3], pairs[2::3], strict=True):
-        if not (drop_think and tag == "think"):
-            parts += [(f"<{tag}>", False), (inner, True), (f"</{tag}>", False)]
-        parts.append((behind, True))
-    return [Section(tuple(words.encode(part)), replaced) for part, replaced in parts if part]
+    """Split a job's own text at its pairs of tags."""
+    roles, (think, recaption) = _ROLES[template], _COT_TAGS
+    tags = _Tags(think, recaption, (roles.answer, roles.end_answer), drop_think)
+    return [Section(tuple(words.encode(part)), kind) for part, kind in _parts(text, tags)]
 
 
 def sections_of_ids(
-    words: Vocabulary, ids: Sequence[int], *, drop_think: bool = False
+    words: Vocabulary, ids: Sequence[int], template: Template, *, drop_think: bool = False
 ) -> list[Section]:
-    """Split a text of the AR stage by its ids: tags are kept, the rest replaceable."""
-    kept, is_thinking = [], False
-    for id_ in ids:
-        is_thinking = is_thinking or (drop_think and id_ == words.think)
-        if not is_thinking:
-            kept.append(id_)
-        is_thinking = is_thinking and id_ != words.end_think
-    runs = groupby(kept, words.tags.__contains__)
-    return [Section(tuple(run), is_replaceable=not is_tag) for is_tag, run in runs]
+    """Split a text of the AR stage, whose ids are kept, as `sections_of_text` splits a text."""
+    roles = _ROLES[template]
+    think, recaption = ((chr(first), chr(last)) for first, last in words.pairs)
+    opening, closing = (_letters(words.encode(one)) for one in (roles.answer, roles.end_answer))
+    tags = _Tags(think, recaption, (opening, closing), drop_think)
+    return [Section(tuple(map(ord, part)), kind) for part, kind in _parts(_letters(ids), tags)]
+
+
+class _Tags(NamedTuple):
+    """Opening and closing tags, as text or as `_letters`; `drop_think`: leave reasoning out."""
+
+    think: Pair
+    recaption: Pair
+    answer: Pair
+    drop_think: bool
+
+
+def _letters(ids: Iterable[int]) -> str:
+    """Return ids as a text with one letter for each."""
+    return "".join(map(chr, ids))
+
+
+def _parts(text: str, tags: _Tags) -> list[tuple[str, bool]]:
+    """Return a text's parts, each with whether it is replaceable: all but tags that form pairs.
+
+    As upstream, reasoning is looked for first, even inside a recaption, and a text without any pair
+    is one part in answer tags. NOTE: upstream splits at every tag of a kind, so it loses or doubles
+    what is around a repeated one. Here nothing is lost, and later pairs are pairs, too.
+    """
+    parts = [part for part in _paired(text, (tags.think, tags.recaption), tags) if part[0]]
+    if parts == [(text, True)]:
+        opening, closing = tags.answer
+        return [(opening + text + closing, True)]
+    return parts
+
+
+def _paired(text: str, pairs: Sequence[Pair], tags: _Tags) -> Iterator[tuple[str, bool]]:
+    if not pairs:
+        yield text, True
+        return
+    (opening, closing), *others = pairs
+    at = 0
+    while (start := text.find(opening, at)) >= 0:
+        if (stop := text.find(closing, start + len(opening))) < 0:
+            break
+        yield from _paired(text[at:start], others, tags)
+        if not (tags.drop_think and opening == tags.think[0]):
+            yield opening, False
+            yield text[start + len(opening) : stop], True
+            yield closing, False
+        at = stop + len(closing)
+    yield from _paired(text[at:], others, tags)
 
 
 class LayoutBuilder:

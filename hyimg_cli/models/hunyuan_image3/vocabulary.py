@@ -45,7 +45,9 @@ class Vocabulary(ControlTokenizer):
         self.timestep_r = tokenizer.token_to_id("<timestep_r>")
         distilled = (self.guidance, self.timestep_r)
         self.control.update(id_ for id_ in distilled if id_ is not None)
-        self.tags = frozenset((self.think, self.end_think, self.recaption, self.end_recaption))
+        # Opening and closing tags of the reasoning, and of the description of the picture.
+        self.pairs = ((self.think, self.end_think), (self.recaption, self.end_recaption))
+        self.tags = frozenset(id_ for pair in self.pairs for id_ in pair)
         added = self.added.items()
         sizes = (id_ for id_, token in added if token.content.startswith("<img_size_"))
         # Tokens that only start a picture.
