@@ -11,7 +11,7 @@ from typing import Any
 
 from hyimg_cli.errors import StorageError
 from hyimg_cli.files import bytes_of
-from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.media.source_files import MAX_SOURCE_BYTES
 from hyimg_cli.spec import digest
 
 Kind = str | list[str] | dict[str, str]

@@ -18,7 +18,7 @@ from hyimg_cli.errors import require
 from hyimg_cli.export.columns import Columns, Kind, Picture, pictures_in, without_nulls
 from hyimg_cli.files import bytes_of, json_of, opened
 from hyimg_cli.journal.journal import json_line
-from hyimg_cli.media.images import MAX_SOURCE_BYTES
+from hyimg_cli.media.source_files import MAX_SOURCE_BYTES
 
 T = TypeVar("T")
 # The suffix of a shard's name, by format.

@@ -15,8 +15,8 @@ from hyimg_cli.journal.past_run import object_in, read_run_info, readable_jobs
 from hyimg_cli.journal.provenance import portable, versions
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json
-from hyimg_cli.media.images import MAX_SOURCE_BYTES
 from hyimg_cli.media.metadata import Provenance
+from hyimg_cli.media.source_files import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import in_config, in_key
 from hyimg_cli.settings.run import InKey, MachineInfo, ModelChoice, OutputConfig, RunConfig

@@ -18,7 +18,7 @@ from hyimg_cli.manifest.manifest import BOM, Manifest, manifest_of
 from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.resolved import leading_from
 from hyimg_cli.manifest.sources import Sources
-from hyimg_cli.media.images import SUFFIXES
+from hyimg_cli.media.kinds import SUFFIXES
 from hyimg_cli.settings.file_names import template_of
 
 _NO_FOLDER = "prompts"

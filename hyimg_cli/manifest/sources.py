@@ -11,7 +11,7 @@ from pathlib import Path
 from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
-from hyimg_cli.media.images import RAW_HINT, RAW_SUFFIXES, SUFFIXES
+from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import names_text
 

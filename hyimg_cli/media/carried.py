@@ -14,17 +14,10 @@ from PIL import ExifTags, Image, ImageFile
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats
-from hyimg_cli.media.images import (
-    Picture,
-    Pixels,
-    bits_of,
-    bytes_of_source,
-    on_white,
-    open_picture,
-    read_upright,
-    size_of,
-)
+from hyimg_cli.media.deep import bits_of
+from hyimg_cli.media.images import Picture, Pixels, on_white, read_upright, size_of
 from hyimg_cli.media.metadata import PictureText
+from hyimg_cli.media.source_files import bytes_of_source, open_picture
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
 from hyimg_cli.spec.options import KeepOutside

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hyimg_cli.errors import SourceImageError, require
 from hyimg_cli.files import opened
-from hyimg_cli.media.images import file_faults
+from hyimg_cli.media.source_files import file_faults
 
 if TYPE_CHECKING:
     from av.container import InputContainer

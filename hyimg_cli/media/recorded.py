@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.files import bytes_of, json_of, opened
 from hyimg_cli.media.frames import open_video
-from hyimg_cli.media.images import file_faults
 from hyimg_cli.media.images import text_of as picture_text_of
 from hyimg_cli.media.metadata import FORMAT, PictureText
+from hyimg_cli.media.source_files import file_faults
 from hyimg_cli.media.xmp import source_type_in
 from hyimg_cli.spec.job import Format
 

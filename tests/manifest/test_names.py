@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files
-from hyimg_cli.media.images import SUFFIXES
+from hyimg_cli.media.kinds import SUFFIXES
 from hyimg_cli.settings.file_names import fault_of, fold_name
 from hyimg_cli.settings.kinds import is_custom_id
 

@@ -9,7 +9,7 @@ from PIL import Image
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest import sources as module
 from hyimg_cli.manifest.sources import is_pattern, sources
-from hyimg_cli.media.images import FORMATS, SUFFIXES
+from hyimg_cli.media.kinds import FORMATS, SUFFIXES
 
 Tree = Callable[..., None]
 

@@ -23,18 +23,11 @@ from PIL import Image, ImageCms
 from hyimg_cli import files
 from hyimg_cli.errors import SourceImageError, StorageError
 from hyimg_cli.journal.disk import disk_errors
-from hyimg_cli.media import formats, images
+from hyimg_cli.media import formats, kinds
 from hyimg_cli.media.carried import depth_fault, read_carried
-from hyimg_cli.media.images import (
-    MAX_ASPECT,
-    MAX_SOURCE_PIXELS,
-    cut_off,
-    fit_cover,
-    pixel_digest,
-    probe_image,
-    read_image,
-)
+from hyimg_cli.media.images import cut_off, fit_cover, pixel_digest, probe_image, read_image
 from hyimg_cli.media.metadata import PictureText
+from hyimg_cli.media.source_files import MAX_ASPECT, MAX_SOURCE_BYTES, MAX_SOURCE_PIXELS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
 
@@ -318,7 +311,7 @@ def test_a_damaged_heic(tmp_path: Path) -> None:
 def test_an_avif_that_begins_like_a_heic(
     save: Save, monkeypatch: pytest.MonkeyPatch, has_library: bool
 ) -> None:
-    monkeypatch.setattr(images, "_knows_heif", images._knows_heif if has_library else lambda: False)
+    monkeypatch.setattr(kinds, "knows_heif", kinds.knows_heif if has_library else lambda: False)
     path = save(two_tone(size=(64, 32)), "a.avif")
     data = path.read_bytes()
     path.write_bytes(data[:8] + b"mif1" + data[12:])
@@ -328,10 +321,10 @@ def test_an_avif_that_begins_like_a_heic(
 def test_a_heic_without_the_library_is_told_what_reads_it(
     put: Callable[[bytes], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "find_spec", lambda name: None)
-    images._knows_heif.cache_clear()
+    monkeypatch.setattr(kinds, "find_spec", lambda name: None)
+    kinds.knows_heif.cache_clear()
     error = refusal(put(b"\0\0\0\x18ftypheic" + bytes(100)))
-    images._knows_heif.cache_clear()
+    kinds.knows_heif.cache_clear()
     assert error.code == "source.no-heif"
     assert "hyimg-cli[heif]" in error.hint
 
@@ -430,7 +423,7 @@ def test_a_file_that_may_not_be_read(save: Save, monkeypatch: pytest.MonkeyPatch
 
 def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
     with open(tmp_path / "a.png", "wb") as file:
-        file.truncate(images.MAX_SOURCE_BYTES + 1)
+        file.truncate(MAX_SOURCE_BYTES + 1)
     assert refusal(tmp_path / "a.png").code == "source.too-large"
 
 

@@ -1,0 +1,122 @@
+"""Files of source pictures: opened, recognised and limited before they are decoded.
+
+They are untrusted until read. Formats that start other programs (EPS) are not opened.
+"""
+
+import contextlib
+import errno
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image, ImageFile
+
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.files import UnfitFile, bytes_of, opened
+from hyimg_cli.media import kinds
+
+# Sizes are checked here; other things that Pillow warns of are repaired by it or fail later. Set
+# once for the process: ignoring a warning within a block is not thread-safe.
+warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
+
+MAX_SOURCE_PIXELS = 100_000_000
+MAX_SOURCE_BYTES = 1_000_000_000
+MAX_ASPECT = 200
+# NOTE: on damaged bytes, Pillow's decoders raise almost anything: SyntaxError, IndexError,
+# zlib.error, RuntimeError. Use this only around calls into Pillow.
+_DECODER_ERRORS = Exception
+
+
+def bytes_of_source(path: Path) -> bytes:
+    """Return the bytes of a picture's file. Raises SourceImageError."""
+    with file_faults(path):
+        return bytes_of(path, MAX_SOURCE_BYTES)
+
+
+@contextlib.contextmanager
+def file_faults(path: Path) -> Iterator[None]:
+    """Raise SourceImageError for a file that cannot be read."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        if path.is_symlink():
+            raise _fault("missing", "the link's target does not exist", path) from error
+        hint = "write paths relative to the manifest"
+        if "\\" in path.name:
+            hint += ", with forward slashes"
+        raise _fault("missing", "file not found", path, hint) from error
+    except IsADirectoryError as error:
+        raise _fault("is-a-folder", "the path is a folder", path, "name a picture in it") from error
+    except UnfitFile as error:
+        slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
+        raise _fault(slug, error.strerror, path) from error
+    except OSError as error:
+        raise _fault("unreadable", f"the file cannot be read: {error.strerror}", path) from error
+
+
+@contextlib.contextmanager
+def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.ImageFile]:
+    """Open a picture without decoding it, after checking its size and kind; `data`: its bytes.
+
+    Raises SourceImageError.
+    """
+    with file_faults(path):
+        file = opened(path, MAX_SOURCE_BYTES) if data is None else io.BytesIO(data)
+    with file:
+        if path.suffix.lower() in kinds.RAW_SUFFIXES:
+            hint = kinds.RAW_HINT.format(path.name, path.stem)
+            raise _fault("raw", "camera RAW files are not supported", path, hint)
+        start = file.read(16)
+        if not start:
+            raise _fault("empty", "the file is empty", path, "copy or save it again")
+        file.seek(0)
+        is_heif = kinds.HEIF.match(start) is not None
+        try:
+            formats = (*kinds.FORMATS, "HEIF") if is_heif and kinds.knows_heif() else kinds.FORMATS
+            image = Image.open(file, formats=formats)
+        except Image.DecompressionBombError as error:
+            # Only Pillow's message gives the number.
+            count = re.search(r"[0-9]+", str(error))
+            raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
+        except _DECODER_ERRORS as error:
+            if is_heif and not kinds.knows_heif():
+                what = "HEIC images need pillow-heif, which is not installed"
+                hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
+                raise _fault("no-heif", what, path, hint) from error
+            if kinds.MAGIC.match(start) or is_heif:
+                raise _truncated(path) from error
+            hint = f"give one of {', '.join(kinds.FORMATS)}"
+            raise _fault("not-an-image", "the file is not an image", path, hint) from error
+        with image:
+            sides = f"{image.width} x {image.height}"
+            if image.width * image.height > MAX_SOURCE_PIXELS:
+                raise _too_large(path, sides)
+            if max(image.size) > MAX_ASPECT * min(image.size):
+                hint = f"crop it: the long side can be at most {MAX_ASPECT} times the short one"
+                raise _fault("too-narrow", f"it is too narrow ({sides} pixels)", path, hint)
+            yield image
+
+
+def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:
+    return SourceImageError(what, where=path, hint=hint, code=f"source.{slug}")
+
+
+@contextlib.contextmanager
+def decoder_faults(path: Path) -> Iterator[None]:
+    """Raise SourceImageError for whatever calls into Pillow raise."""
+    try:
+        yield
+    except _DECODER_ERRORS as error:
+        raise _truncated(path) from error
+
+
+def _truncated(path: Path) -> SourceImageError:
+    what = "the picture is damaged or incomplete"
+    return _fault("truncated", what, path, "copy or save it again")
+
+
+def _too_large(path: Path, found: str) -> SourceImageError:
+    what = f"the picture is too large ({found} pixels, limit {MAX_SOURCE_PIXELS:,})"
+    return _fault("too-large", what, path, "scale the picture down")
