@@ -12,6 +12,7 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
 from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.settings.file_names import files_in_order
 
 _FRAME = " frame "
 
@@ -71,7 +72,7 @@ def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
         outputs = entry.get("outputs") or () if entry.get("status") == "done" else ()
         for number, output in enumerate(outputs):
             if by_frame and output.get("frames_path"):
-                frames = sorted((folder / output["frames_path"]).glob("*.png"))
+                frames = files_in_order(folder / output["frames_path"], "*.png")
                 found |= {f"{name}{_FRAME}{n:04}": path for n, path in enumerate(frames)}
             else:
                 found[f"{name}[{number}]" if number else name] = folder / output["path"]

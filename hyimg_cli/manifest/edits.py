@@ -14,7 +14,7 @@ from typing import Any
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of
 from hyimg_cli.manifest.line import fault
-from hyimg_cli.manifest.manifest import BOM, Manifest, manifest_of
+from hyimg_cli.manifest.manifest import Manifest, manifest_of, text_lines
 from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.resolved import leading_from
 from hyimg_cli.manifest.sources import Sources
@@ -55,13 +55,13 @@ def prompts_of(given: Sequence[str]) -> list[str]:
 def _lines_of(path: Path, faults: list[HyimgError]) -> list[str]:
     try:
         data = bytes_of(path, SETTINGS_BYTES, or_stream=True)
-        lines = data.removeprefix(BOM).decode().splitlines()
+        lines = [raw.decode() for _, raw in text_lines(data)]
     except (OSError, ValueError) as error:
         what = f"the prompts cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}"
         hint = "a --prompt that ends in .txt names a file with one prompt per line"
         faults.append(fault("unreadable", what, path, hint))
         return []
-    prompts = [line.strip() for line in lines if line.strip()]
+    prompts = [line for line in lines if line.strip()]
     if not prompts:
         faults.append(fault("empty", "the file has no prompts", path))
     return prompts

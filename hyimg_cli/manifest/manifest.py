@@ -103,6 +103,16 @@ def manifest_of(
     return Manifest(name, folder, digest.of_bytes(data), lines, faults, title, reading.bad_ids)
 
 
+def text_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not empty, with their numbers; only a line feed ends a line.
+
+    Files that were joined may have a byte order mark at the start of any line.
+    """
+    for number, raw in enumerate(BytesIO(data), 1):
+        if line := raw.strip().removeprefix(BOM).strip():
+            yield number, line
+
+
 def failed_lines(manifest: Manifest, faults: Iterable[HyimgError]) -> dict[str, list[HyimgError]]:
     """Return the faulty lines' ids with their faults; faults of the whole file are left out.
 
@@ -143,7 +153,7 @@ class _Reading:
         self._claims = IdClaims()
 
     def read(self, data: bytes) -> None:
-        first = next(filter(None, map(bytes.strip, BytesIO(data))), b"")
+        _, first = next(text_lines(data), (0, b""))
         if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2]:
             what, hint = "the file is UTF-16 or similar, not UTF-8", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
@@ -172,9 +182,7 @@ class _Reading:
     def _text_lines(self, data: bytes) -> Iterator[tuple[int, Line]]:
         """Yield the non-empty lines of JSON or of prompts, with their numbers."""
         unread = 0
-        for number, raw in enumerate(map(bytes.strip, BytesIO(data)), 1):
-            if not raw:
-                continue
+        for number, raw in text_lines(data):
             line = Line(f"{self.title}:{number}")
             if len(raw) > SETTINGS_BYTES:
                 what = f"the line has {len(raw):,} bytes; the limit is {SETTINGS_BYTES:,}"

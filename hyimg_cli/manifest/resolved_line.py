@@ -118,8 +118,12 @@ class ResolvedLine:
                 yield self.fault("lora", what, "lora", hint)
 
     def fault(self, slug: str, what: str, name: str, hint: str) -> HyimgError:
-        """Return a fault at the line's field, or at the setting that gave the value."""
-        place = self.line.where if name in self.line.given else self.settings[name].origin
+        """Return a fault at the line's field, or at the setting that gave the value.
+
+        A field that no setting gives, such as a task that follows from the images, is the line's.
+        """
+        is_own = name in self.line.given or name not in self.settings
+        place = self.line.where if is_own else self.settings[name].origin
         return fault(slug, what, f"{place}: {name}", hint)
 
     def unused(self, name: str, reason: str) -> HyimgError:

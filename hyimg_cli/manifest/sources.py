@@ -3,8 +3,10 @@
 import glob
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -12,17 +14,34 @@ from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES
+from hyimg_cli.settings.file_names import natural_order
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import names_text
 
 _OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
-_DIGITS = re.compile(r"([0-9]+)")
+# Folders that NAS boxes, Windows, macOS and photo programs keep among pictures: thumbnails, deleted
+# files and snapshots. Names with a dot in front are hidden anyway.
+_OF_SYSTEMS = re.compile(
+    r"@eaDir|@Recycle|@Recently-Snapshot|@tmp|#recycle|#snapshot|~snapshot|\$RECYCLE\.BIN|RECYCLER|"
+    r"System Volume Information|lost\+found|found\.[0-9]{3}|__MACOSX|Network Trash Folder|"
+    r"Temporary Items|.+\.(lrdata|photoslibrary|photolibrary|aplibrary)",
+    re.IGNORECASE,
+)
 # Reasons to leave out files and folders: the wording for one, and for several.
 _REASONS = {
     "other": ("file that is not an image", "files that are not images"),
     "raw": ("camera RAW file", "camera RAW files"),
     "below": ("subfolder (add --recursive)", "subfolders (add --recursive)"),
+    "system": (
+        "folder of thumbnails, deleted files or snapshots",
+        "folders of thumbnails, deleted files or snapshots",
+    ),
+    "unreadable": ("subfolder that cannot be read", "subfolders that cannot be read"),
+    "unnamed": (
+        "file whose name is not UTF-8 (rename it)",
+        "files whose names are not UTF-8 (rename them)",
+    ),
     "linked": ("linked folder", "linked folders"),
     "run": ("folder of an earlier run", "folders of an earlier run"),
 }
@@ -67,8 +86,10 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
         bases.setdefault(os.path.abspath(base), base)
     if not search.faults and not search.found:
         hint = "images are recognized by suffix: .jpg, .png, .webp, .tiff, .heic, .avif, …"
-        if raw := search.left_out["raw"]:
-            hint = RAW_HINT.format(raw[0], os.path.splitext(raw[0])[0])
+        if raw := next(iter(search.left_out["raw"]), ""):
+            hint = RAW_HINT.format(raw, os.path.splitext(raw)[0])
+        elif search.left_out["unnamed"]:
+            hint = "rename them, so that a manifest can name them"
         elif search.left_out["below"]:
             hint = "add --recursive to include subfolders"
         what = "; ".join(("no images found", *search.notes()))
@@ -85,7 +106,7 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
         os.path.relpath(path, os.path.abspath(base)).replace(os.sep, "/"): given
         for path, given in search.found.items()
     }
-    files = {name: names[name] for name in sorted(names, key=_natural)}
+    files = {name: names[name] for name in sorted(names, key=natural_order)}
     return Sources(base, files, tuple(search.notes()))
 
 
@@ -96,31 +117,41 @@ class _Search:
         self.is_recursive, self.if_missing = is_recursive, if_missing
         # Maps absolute paths to the paths as given.
         self.found: dict[str, Path] = {}
-        self.left_out: dict[str, list[str]] = {reason: [] for reason in _REASONS}
+        # By reason, the names, each once.
+        self.left_out: dict[str, dict[str, None]] = {reason: {} for reason in _REASONS}
         self.repeated = 0
         self.faults: list[HyimgError] = []
 
     def add(self, argument: str) -> Path:
         """Add an argument's pictures; return the folder to which their names are relative."""
         if is_pattern(argument):
+            # The folder before the first part with a wildcard.
+            parts = [*takewhile(lambda part: not glob.has_magic(part), Path(argument).parts)]
             matches = sorted(glob.glob(argument, recursive=True))
             if not matches:
                 hint = "* matches names in one folder, ** folders at any depth"
+                if "[" in argument:
+                    literal = shlex.quote(argument.replace("[", "[[]"))
+                    hint = f"[ begins a set of characters; if names contain it, write {literal}"
                 self._refuse("no file matches this pattern", argument, hint)
             for match in matches:
-                self._add_path(match)
-            # The folder before the first part with a wildcard.
-            return Path(*takewhile(lambda part: not glob.has_magic(part), Path(argument).parts))
+                found = Path(match).parts
+                system = [at for at in range(len(parts), len(found)) if _is_system(found[at])]
+                if system:
+                    self._leave_out("system", str(Path(*found[: system[0] + 1])))
+                else:
+                    self._add_path(match)
+            return Path(*parts)
         self._add_path(argument)
         return Path(argument) if os.path.isdir(argument) else Path(argument).parent
 
     def _add_path(self, name: str) -> None:
         if os.path.isdir(name):
-            for folder, below, files in os.walk(name, onerror=self._refuse_unreadable):
+            for folder, below, files in os.walk(name, onerror=partial(self._not_read, name)):
                 below[:] = self._entered(folder, below)
                 for file in files:
                     if file.startswith("."):
-                        self.left_out["other"].append(os.path.join(folder, file))
+                        self._leave_out("other", os.path.join(folder, file))
                     else:
                         self._add_file(os.path.join(folder, file))
         elif scheme_of(name):
@@ -133,37 +164,49 @@ class _Search:
 
     def _add_file(self, name: str) -> None:
         if is_raw_name(name):
-            self.left_out["raw"].append(name)
+            self._leave_out("raw", name)
         elif not is_picture_name(name):
-            self.left_out["other"].append(name)
+            self._leave_out("other", name)
         elif not _is_text(name):
-            self._refuse("the file's name is not UTF-8", shown(name), "rename it")
+            self._leave_out("unnamed", name)
         elif os.path.abspath(name) in self.found:
             self.repeated += 1
         else:
             self.found[os.path.abspath(name)] = Path(name)
 
     def _entered(self, folder: str, below: Iterable[str]) -> Iterator[str]:
-        """Yield the folders to search: no hidden ones, no links, no results of earlier runs."""
+        """Yield the folders to search.
+
+        Hidden ones, those of systems, links and results of earlier runs are left out.
+        """
         for name in below:
             path = os.path.join(folder, name)
             if name.startswith("."):
-                self.left_out["other"].append(path)
+                self._leave_out("other", path)
+            elif _is_system(name):
+                self._leave_out("system", path)
             elif not self.is_recursive:
-                self.left_out["below"].append(path)
+                self._leave_out("below", path)
             elif os.path.islink(path):
-                self.left_out["linked"].append(path)
+                self._leave_out("linked", path)
             elif any(os.path.exists(os.path.join(path, one)) for one in _OF_A_RUN):
-                self.left_out["run"].append(path)
+                self._leave_out("run", path)
             else:
                 yield name
 
     def _refuse(self, what: str, where: str, hint: str) -> None:
         self.faults.append(fault("missing", what, where, hint))
 
-    def _refuse_unreadable(self, error: OSError) -> None:
+    def _not_read(self, given: str, error: OSError) -> None:
+        """Refuse a folder that the user named if it cannot be read; leave out one below it."""
+        if error.filename != given:
+            self._leave_out("unreadable", str(error.filename))
+            return
         what = f"the folder cannot be read: {error.strerror}"
-        self.faults.append(fault("unreadable", what, str(error.filename)))
+        self.faults.append(fault("unreadable", what, given))
+
+    def _leave_out(self, reason: str, name: str) -> None:
+        self.left_out[reason][name] = None
 
     def notes(self) -> Iterator[str]:
         """Yield sentences on the skipped files, one for each reason."""
@@ -176,13 +219,11 @@ class _Search:
             yield f"used once, though named more than once: {self.repeated}"
 
 
+def _is_system(name: str) -> bool:
+    """Return True if a folder has such a name."""
+    return _OF_SYSTEMS.fullmatch(name) is not None
+
+
 def _is_text(name: str) -> bool:
     """Return True if a name can be written as UTF-8."""
     return not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-def _natural(name: str) -> list[tuple[list[str | int], str]]:
-    """Return a sort key that puts 2 before 10 and keeps folders together, ignoring case."""
-    # After a split at numbers, every second part is a number.
-    split = ((_DIGITS.split(part.casefold()), part) for part in name.split("/"))
-    return [([int(r) if at % 2 else r for at, r in enumerate(runs)], part) for runs, part in split]

@@ -15,6 +15,7 @@ from hyimg_cli.measure.pairs import IMAGE_SUFFIXES, Pair, is_video
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import read_image, size_of
 from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
+from hyimg_cli.settings.file_names import files_in_order
 
 # The option that limits each metric: a minimum if higher is closer.
 LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}
@@ -69,11 +70,11 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
 
 
 def _frames(path: Path) -> Iterator[tuple[Pixels, tuple[str, ...]]]:
-    """Yield one picture, the frames of a video, or those in a folder, by name; with notes."""
+    """Yield one picture, a video's frames, or a folder's in natural order; each with notes."""
     if is_video(path) and not path.is_dir():
         yield from ((pixels, ()) for pixels in read_frames(path))
         return
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = files_in_order(path, "*") if path.is_dir() else [path]
     for file in files:
         if file == path or file.suffix.lower() in IMAGE_SUFFIXES:
             source = read_image(file)

@@ -5,7 +5,7 @@ Folders are paired by name, runs by custom_id.
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,6 +16,7 @@ from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
+from hyimg_cli.settings.file_names import files_in_order, fold_name
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import listed
 
@@ -74,7 +75,7 @@ def find_pairs(
     """Return the pairs that a command line names; `a` alone is a manifest of pairs.
 
     `allow_unpaired`: names without counterpart are not an error. `as_video`: each folder has the
-    frames of one video, in the order of their names. Raises UsageError if nothing can be paired,
+    frames of one video, in natural order. Raises UsageError if nothing can be paired,
     ManifestError for faults of the manifest.
     """
     for path in (a, *([] if b is None else [b])):
@@ -91,22 +92,16 @@ def find_pairs(
 
 def run_pairs(a: Path, b: Path, *, by_frame: bool = False) -> Pairing:
     """Return the files of the same job in two runs. A failed job has no counterpart."""
-    return _match_names(*(output_files(run, by_frame=by_frame) for run in (a, b)))
+    return _match_names(output_files(a, by_frame=by_frame), output_files(b, by_frame=by_frame))
 
 
 def folder_pairs(a: Path, b: Path) -> Pairing:
     """Return pictures and videos of the same name in two folders, including subfolders.
 
-    `cat.png` and `cat.jpg` are the same name if either folder has one such file.
+    Names may differ in case, in how an accent is encoded, and in their suffixes (`cat.png` and
+    `cat.jpg`), if only one file of each folder has the name.
     """
-    sides = _media_in(a), _media_in(b)
-    stems = [Counter(map(_stem, names)) for names in sides]
-
-    def name_of(name: str) -> str:
-        is_clear = any(name not in names for names in sides)
-        return _stem(name) if is_clear and all(of[_stem(name)] == 1 for of in stems) else name
-
-    return _match_names(*({name_of(name): names[name] for name in names} for names in sides))
+    return _match_names(_media_in(a), _media_in(b), fold_name, _stem, _folded_stem)
 
 
 def newest_bench(folder: Path, comparison: str) -> Path | None:
@@ -151,26 +146,53 @@ def _two_sided(a: Path, b: Path, as_video: bool) -> Pairing:
 def _media_in(folder: Path) -> dict[str, Path]:
     """Return pictures and videos by name; other files and hidden ones are skipped."""
     known = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder)
-        is_hidden = any(part.startswith(".") for part in name.parts)
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in files_in_order(folder, "**/*")
         # A pipe or a device is not skipped: opening it reports it.
-        if path.suffix.lower() in known and not is_hidden and path.exists() and not path.is_dir():
-            found[name.as_posix()] = path
-    return found
+        if path.suffix.lower() in known and path.exists() and not path.is_dir()
+    }
 
 
 def _stem(name: str) -> str:
     return PurePosixPath(name).with_suffix("").as_posix()
 
 
-def _match_names(in_a: Mapping[str, Path], in_b: Mapping[str, Path]) -> Pairing:
+def _folded_stem(name: str) -> str:
+    return fold_name(_stem(name))
+
+
+def _match_names(
+    in_a: Mapping[str, Path], in_b: Mapping[str, Path], *forms: Callable[[str], str]
+) -> Pairing:
+    """Pair files of the same name, and then, for each form of a name, those alone with it."""
+    partner = {name: name for name in in_a if name in in_b}
+    taken = set(partner)
+    for form in forms:
+        of_a, of_b = _alone(in_a, form), _alone(in_b, form)
+        for key in of_a.keys() & of_b.keys():
+            if of_a[key] not in partner and of_b[key] not in taken:
+                partner[of_a[key]] = of_b[key]
+                taken.add(of_b[key])
     return Pairing(
-        tuple(Pair(name, in_a[name], in_b[name]) for name in in_a if name in in_b),
-        tuple(name for name in in_a if name not in in_b),
-        tuple(name for name in in_b if name not in in_a),
+        tuple(
+            Pair(_shared(a, partner[a]), in_a[a], in_b[partner[a]]) for a in in_a if a in partner
+        ),
+        tuple(name for name in in_a if name not in partner),
+        tuple(name for name in in_b if name not in taken),
     )
+
+
+def _shared(a: str, b: str) -> str:
+    """Return the name of a pair: without the suffixes, if they differ."""
+    suffixes = [PurePosixPath(name).suffix.lower() for name in (a, b)]
+    return a if suffixes[0] == suffixes[1] else _stem(a)
+
+
+def _alone(names: Iterable[str], form: Callable[[str], str]) -> dict[str, str]:
+    """Return the names by their form, without forms that several have."""
+    counts = Counter(map(form, names))
+    return {key: name for name in names if counts[key := form(name)] == 1}
 
 
 def _read_pair_list(path: Path) -> Pairing:

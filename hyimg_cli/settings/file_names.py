@@ -9,6 +9,7 @@ only characters that every file system accepts, and no hidden parts.
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from string import Formatter
 
 from hyimg_cli.settings.kinds import TEXT, Kind, text
@@ -21,6 +22,10 @@ _HINT = f"its fields are {', '.join(f'{{{name}}}' for name in FIELDS)}; numbers:
 _MAX_PART = 200
 _MAX_BYTES = 1000
 _RESERVED = set('<>:"|?*\\')
+_DIGITS = re.compile(r"([0-9]+)")
+# Invisible, but they change what is shown: joiners in Persian or Hindi words and in emoji, and the
+# tags of regional flags.
+_JOINERS = "[\u200c\u200d\U000e0020-\U000e007f]"
 # What no name may match. A folder must not hide a file that the run itself writes.
 _FAULTS = {
     "^$|^/|//|/$": "a part of it is empty",
@@ -62,13 +67,17 @@ def tells_results_apart(template: str) -> bool:
     return not fields.isdisjoint(("custom_id", "index", "seed"))
 
 
+def _is_allowed(character: str) -> bool:
+    """Return True if every disk and every terminal accepts a character in a name."""
+    is_shown = character.isprintable() or re.match(_JOINERS, character) is not None
+    return is_shown and character not in _RESERVED
+
+
 def fit(text: str) -> str:
     """Return a user's file or folder name as part of a name: NFC, invalid characters as "_"."""
-    clean = "".join(
-        "_" if c in _RESERVED or not c.isprintable() else c
-        for c in unicodedata.normalize("NFC", text)
-    )
-    return "/".join(part.strip(" .") or "_" for part in clean.split("/")) if clean else ""
+    clean = "".join(c if _is_allowed(c) else "_" for c in unicodedata.normalize("NFC", text))
+    parts = (part.strip(" .") for part in clean.split("/"))
+    return "/".join(p if any(map(str.isprintable, p)) else "_" for p in parts) if clean else ""
 
 
 def fault_of(name: str) -> str:
@@ -76,7 +85,7 @@ def fault_of(name: str) -> str:
     for pattern, fault in _FAULTS.items():
         if re.search(pattern, name):
             return fault
-    if odd := min((c for c in name if c in _RESERVED or not c.isprintable()), default=""):
+    if odd := min((c for c in name if not _is_allowed(c)), default=""):
         return f"it contains {shown(odd)}, which not every disk allows"
     if len(name.encode()) > _MAX_BYTES or max(len(p.encode()) for p in name.split("/")) > _MAX_PART:
         limits = f"{_MAX_PART} bytes for each part and {_MAX_BYTES} in total"
@@ -87,6 +96,20 @@ def fault_of(name: str) -> str:
 def fold_name(path: str) -> str:
     """Return a path as compared by file systems that ignore case and how accents are encoded."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def natural_order(path: str) -> list[tuple[list[str | int], str]]:
+    """Return a sort key that puts 2 before 10 and keeps folders together, ignoring case."""
+    # After a split at numbers, every second part is a number.
+    split = ((_DIGITS.split(fold_name(part)), part) for part in path.split("/"))
+    return [([int(r) if at % 2 else r for at, r in enumerate(runs)], part) for runs, part in split]
+
+
+def files_in_order(folder: Path, pattern: str) -> list[Path]:
+    """Return what matches a pattern below a folder in natural order, hidden files left out."""
+    names = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+    shown = [name for name in names if not re.search(r"(^|/)\.", name)]
+    return [names[name] for name in sorted(shown, key=natural_order)]
 
 
 def clashes(paths: Sequence[str]) -> Iterator[tuple[int, int]]:

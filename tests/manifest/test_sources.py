@@ -101,10 +101,10 @@ def test_a_pattern_that_is_a_files_name_is_that_file(tree: Tree) -> None:
 
 
 def test_every_fault_at_once(tree: Tree) -> None:
-    tree("a.jpg", "bad\udcff.jpg")
-    given = ("nowhere", "", "*.gif", "bad\udcff.jpg", "a.jpg/b.jpg", "x\0y", "s3://b/a.jpg")
+    tree("a.jpg")
+    given = ("nowhere", "", "*.gif", "a.jpg/b.jpg", "x\0y", "s3://b/a.jpg")
     found = faults("a.jpg", *given)
-    assert [code for code, _ in found] == ["manifest.missing"] * 7
+    assert [code for code, _ in found] == ["manifest.missing"] * 6
     assert [where for _, where in found[:3]] == ["nowhere", '""', "*.gif"]
 
 
@@ -123,14 +123,66 @@ def test_a_broken_link_is_a_source_that_will_be_missing(tree: Tree) -> None:
 
 def test_a_folder_that_cannot_be_read(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree("p/a.jpg", "p/s/b.jpg")
-    walk = module.os.walk
+    walk, refusing = module.os.walk, "p"
 
     def refused(top: str, onerror: Callable[[OSError], None]) -> object:
-        onerror(PermissionError(13, "Permission denied", "p/s"))
+        onerror(PermissionError(13, "Permission denied", refusing))
         return walk(top)
 
     monkeypatch.setattr(module.os, "walk", refused)
-    assert faults("p") == [("manifest.unreadable", "p/s")]
+    assert faults("p") == [("manifest.unreadable", "p")]
+    refusing = "p/s"
+    found = sources(["p"], is_recursive=False)
+    assert list(found.files) == ["a.jpg"]
+    assert found.notes[-1] == "skipped 1 subfolder that cannot be read: p/s"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["p"], ["p/a.jpg", "p/bad\udcff.jpg"], ["p/*.jpg"], ["p", "b"]]
+)
+def test_a_name_that_is_not_utf8_does_not_stop_the_others(tree: Tree, arguments: list[str]) -> None:
+    tree("p/a.jpg", "p/bad\udcff.jpg", "p/x\udcff/b.jpg", "b/bad\udcff/c.jpg", "b/d.jpg")
+    found = sources(arguments, is_recursive=True)
+    assert all(name.isprintable() for name in found.files)
+    assert found.files
+    (note,) = (note for note in found.notes if "UTF-8" in note)
+    assert "\\udcff" in note
+    assert note.isprintable()
+
+
+def test_only_names_that_are_not_utf8_are_no_pictures(tree: Tree) -> None:
+    tree("p/bad\udcff.jpg")
+    with pytest.raises(ManifestError) as caught:
+        sources(["p"], is_recursive=False)
+    (fault,) = caught.value.faults
+    assert (fault.code, "rename" in fault.hint) == ("manifest.no-pictures", True)
+
+
+SYSTEMS = ("@eaDir", "#recycle", "@Recycle", "@recycle", "$RECYCLE.BIN", "$Recycle.Bin")
+SYSTEMS += ("#snapshot", "lost+found", "found.000", "System Volume Information", "__MACOSX")
+SYSTEMS += ("Fotos Previews.lrdata", "Photos Library.photoslibrary")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_folders_of_systems_are_left_out(tree: Tree, name: str) -> None:
+    tree("p/a.jpg", f"p/{name}/b.jpg", f"p/s/{name}/x/c.jpg", "p/Recycled/d.jpg", "p/eaDir/e.jpg")
+    kept = ["a.jpg", "eaDir/e.jpg", "Recycled/d.jpg"]
+    found = sources(["p"], is_recursive=True)
+    assert list(found.files) == kept
+    assert found.notes == (
+        f"skipped 2 folders of thumbnails, deleted files or snapshots: p/{name}, p/s/{name}",
+    )
+    assert set(names("p/**/*.jpg")) == set(kept)
+    assert names(f"p/{name}") == names(f"p/{name}/*.jpg") == ["b.jpg"]  # as asked
+
+
+def test_a_bracket_in_a_pattern_is_explained(tree: Tree) -> None:
+    tree("br[1]/a.png")
+    with pytest.raises(ManifestError) as caught:
+        sources(["br[1]/*.png"], is_recursive=False)
+    (fault,) = caught.value.faults
+    assert "'br[[]1]/*.png'" in fault.hint
+    assert names("br[[]1]/*.png")
 
 
 def test_each_fault_is_an_error_of_usage(tree: Tree) -> None:

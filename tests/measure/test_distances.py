@@ -68,6 +68,19 @@ def test_folders_of_frames_are_as_good_as_a_video(tmp_path: Path, clips: tuple[P
     assert of_folders.values == of_videos.values
 
 
+@pytest.mark.parametrize("names", ["frame_{}.png", "{}.png", "take 3 ({}).PNG"])
+def test_frames_of_a_folder_are_read_in_natural_order(tmp_path: Path, names: str) -> None:
+    levels = range(1, 13)
+    folders = tmp_path / "padded", tmp_path / "plain"
+    for level in levels:
+        write(folders[0] / f"{level:04}.png", flat(level))
+        write(folders[1] / names.format(level), flat(level))
+    for hidden in ("._1.png", ".DS_Store", ".1.png"):  # beside the frames on a disk of macOS
+        (folders[1] / hidden).write_bytes(b"not a picture")
+    (one,) = measured([Pair("x", *folders)], CHOSEN)
+    assert [*one.values["max_abs"]] == [0] * 12
+
+
 def test_videos_of_another_length_or_size_are_an_error(
     clips: tuple[Path, Path], write_video: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyimg_cli.errors import ManifestError, UsageError
-from hyimg_cli.measure.pairs import Pair, find_pairs, newest_bench
+from hyimg_cli.measure.pairs import Pair, find_pairs, folder_pairs, newest_bench, run_pairs
 
 WritePicture = Callable[..., Path]
 
@@ -52,6 +52,45 @@ def test_another_format_is_a_counterpart_where_it_is_the_only_one(
     assert found.unpaired == "1 only in A: two.png; 2 only in B: two.bmp, two.webp"
 
 
+@pytest.mark.parametrize(
+    ("in_a", "in_b", "paired"),
+    [
+        (["\u00e9.png"], ["e\u0301.png"], ["\u00e9.png"]),
+        (["x/\u00e9/1.png"], ["x/e\u0301/1.png"], ["x/\u00e9/1.png"]),
+        (["IMG.PNG"], ["img.png"], ["IMG.PNG"]),
+        (["IMG.PNG"], ["img.webp"], ["IMG"]),
+        (["\u00e9.png"], ["E\u0301.jpg"], ["\u00e9"]),
+        (["Cat.png", "cat.png"], ["cat.png"], ["cat.png"]),
+        (["Cat.png", "cat.png"], ["CAT.png"], []),  # which of the two is not clear
+        (["Cat.png", "cat.png"], ["Cat.webp", "cat.webp"], ["Cat", "cat"]),
+        (["Cat.png", "cat.jpg"], ["cat.png"], ["Cat.png"]),
+        (["IMG.PNG", "IMG.JPG"], ["img.png", "img.jpg"], ["IMG.JPG", "IMG.PNG"]),
+    ],
+)
+def test_names_that_differ_in_accents_or_case_are_paired_where_they_are_clear(
+    tmp_path: Path, in_a: list[str], in_b: list[str], paired: list[str]
+) -> None:
+    for side, names in (("a", in_a), ("b", in_b)):
+        for name in names:
+            path = tmp_path / side / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    found = folder_pairs(tmp_path / "a", tmp_path / "b")
+    assert sorted(pair.name for pair in found.pairs) == paired
+    assert len({pair.b for pair in found.pairs}) == len(paired)
+    assert len(found.only_a) == len(in_a) - len(paired)
+    assert len(found.only_b) == len(in_b) - len(paired)
+
+
+def test_pairs_are_in_natural_order(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side).mkdir()
+        for number in (1, 10, 2):
+            (tmp_path / side / f"f{number}.png").touch()
+    found = folder_pairs(tmp_path / "a", tmp_path / "b")
+    assert [pair.name for pair in found.pairs] == ["f1.png", "f2.png", "f10.png"]
+
+
 def test_names_without_counterpart_are_an_error(folders: tuple[Path, Path]) -> None:
     with pytest.raises(UsageError, match=r"1 only in A: left\.png; 1 only in B: r\.png"):
         find_pairs(*folders)
@@ -87,6 +126,18 @@ def test_runs_are_paired_by_custom_id(tmp_path: Path, write_picture: WritePictur
     assert [pair.name for pair in found.pairs] == ["x", "y"]
     assert found.pairs[0].b == two / "outputs/x.png"
     assert (found.only_a, found.only_b) == ((), ("z",))
+
+
+def test_frames_of_a_run_are_in_natural_order(tmp_path: Path) -> None:
+    output = {"path": "outputs/a.mp4", "frames_path": "outputs/a.frames"}
+    line = {"custom_id": "a", "status": "done", "outputs": [output]}
+    for name in ("9999.png", "10000.png", "._9999.png"):
+        path = tmp_path / "outputs/a.frames" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "results.jsonl").write_text(json.dumps(line) + "\n")
+    found = run_pairs(tmp_path, tmp_path, by_frame=True)
+    assert [pair.a.name for pair in found.pairs] == ["9999.png", "10000.png"]
 
 
 def test_a_run_goes_with_a_run(

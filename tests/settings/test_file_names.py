@@ -129,7 +129,7 @@ def test_nothing_leads_out_of_the_outputs(template: str, stem: str, folder: str)
     assert path.parts[0] == "outputs"
     assert not any(part.startswith(".") for part in path.parts)
     assert not set(name) & set('\0\\:*?"<>|\n\r\t')
-    assert name.isprintable()
+    assert re.sub("[\u200c\u200d\U000e0020-\U000e007f]", "", name).isprintable()
     name.encode()
     assert all(len(part.encode()) < 220 for part in path.parts)
 
@@ -144,6 +144,20 @@ def test_a_users_name_stays_where_it_can(stem: str) -> None:
     assert fault_of(clean) == ""
     if re.fullmatch(r"[\w(-][\w ()-]*[\w)-]", unicodedata.normalize("NFC", stem)):
         assert clean == unicodedata.normalize("NFC", stem)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645",
+        "\U0001f468\u200d\U0001f4bb",
+        "\u0915\u094d\u200d\u0937",
+    ],
+)
+def test_joiners_of_words_and_emoji_are_kept(name: str) -> None:
+    assert fit(name) == name
+    assert fault_of(name) == ""
+    assert fit("\u200d\u200c") == "_"  # nothing to see
 
 
 # --- names that meet ----------------------------------------------------------------------------
