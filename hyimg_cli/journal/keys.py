@@ -35,7 +35,7 @@ _find_package = cache(find_spec)
 # Fields of a resolved job that never change its file.
 _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELDS, *FINISHING)
 # Increase it if the same image, weights and packages would give other rows, or notes on them.
-_SOURCE_FORMAT = 4
+_SOURCE_FORMAT = 5
 # Increase it if the same redraw would be put back in another way.
 _FINISHING_FORMAT = 4
 

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
-from hyimg_cli.media import formats
-from hyimg_cli.media.deep import bits_of, grey_of
+from hyimg_cli.media import deep, formats
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.media.source_files import bytes_of_source, decoder_faults, open_picture
 from hyimg_cli.spec import digest
@@ -116,7 +115,7 @@ def text_of(path: Path) -> PictureText:
 
     Raises SourceImageError for a file that is not a picture, or a damaged PNG.
     """
-    with open_picture(path) as image, decoder_faults(path):
+    with open_picture(path) as image, decoder_faults(path, image.fp):
         return formats.text_in(image)
 
 
@@ -166,22 +165,30 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
 
     The notes include what RGB on white changes. Raises SourceImageError.
     """
-    with decoder_faults(path):
+    with decoder_faults(path, image.fp):
         # What will be changed, as far as it is known before decoding.
-        count, bits = getattr(image, "n_frames", 1), bits_of(image)
+        count, bits, file = getattr(image, "n_frames", 1), deep.bits_of(image), image.fp
         if image.format == "PNG":
             # NOTE: its EXIF may follow its pixels. When asked for it, Pillow decodes; if that
             # fails, it accepts the damaged picture the next time.
             image.load()
         is_turned = _orientation(image) != _UPRIGHT
         image.load()
-        own = _own_channels(ImageOps.exif_transpose(image) if is_turned else image)
+        upright: Picture = image
+        if bits == 16 and image.mode == "RGB" and "transparency" in image.info:
+            assert file is not None, "it was opened just now"
+            upright = deep.with_exact_key(image, file)
+        upright = ImageOps.exif_transpose(upright) if is_turned else upright
+        of_floats = ""
+        if image.mode[0] in "IF":
+            upright, of_floats = deep.grey_of(np.asarray(upright), image)
+        own = _own_channels(upright)
     mode = image.mode
     notes = {
         f"first of {count} frames": count > 1,
         "EXIF orientation applied": is_turned,
         f"{bits}-bit reduced to 8": bits > 8,
-        "floating-point pixels reduced to 8 bits": mode == "F",
+        of_floats: mode == "F",
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
         _ON_WHITE: own.mode == "RGBA",
     }
@@ -210,8 +217,6 @@ def on_white(own: Pixels) -> Pixels:
 
 def _own_channels(image: Picture) -> Picture:
     """Convert as `read_upright`; copy only if necessary."""
-    if image.mode[0] in "IF":
-        return grey_of(image)
     if image.has_transparency_data:
         layer = image if image.mode == "RGBA" else image.convert("RGBA")
         is_clear = layer.getchannel("A").getextrema() != (255, 255)

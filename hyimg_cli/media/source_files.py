@@ -10,12 +10,13 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from PIL import Image, ImageFile
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.files import UnfitFile, bytes_of, opened
-from hyimg_cli.media import kinds
+from hyimg_cli.media import deep, kinds
 
 # Sizes are checked here; other things that Pillow warns of are repaired by it or fail later. Set
 # once for the process: ignoring a warning within a block is not thread-safe.
@@ -53,7 +54,7 @@ def file_faults(path: Path) -> Iterator[None]:
         slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
         raise _fault(slug, error.strerror, path) from error
     except OSError as error:
-        raise _fault("unreadable", f"the file cannot be read: {error.strerror}", path) from error
+        raise _unreadable(path, error) from error
 
 
 @contextlib.contextmanager
@@ -64,39 +65,48 @@ def open_picture(path: Path, data: bytes | None = None) -> Iterator[ImageFile.Im
     """
     with file_faults(path):
         file = opened(path, MAX_SOURCE_BYTES) if data is None else io.BytesIO(data)
-    with file:
-        if path.suffix.lower() in kinds.RAW_SUFFIXES:
-            hint = kinds.RAW_HINT.format(path.name, path.stem)
-            raise _fault("raw", "camera RAW files are not supported", path, hint)
+    with file, _opened(path, file) as image:
+        sides = f"{image.width} x {image.height}"
+        if image.width * image.height > MAX_SOURCE_PIXELS:
+            raise _too_large(path, sides)
+        if max(image.size) > MAX_ASPECT * min(image.size):
+            hint = f"crop it: the long side can be at most {MAX_ASPECT} times the short one"
+            raise _fault("too-narrow", f"it is too narrow ({sides} pixels)", path, hint)
+        with decoder_faults(path, file):
+            kind = deep.mend(image)
+        if kind:
+            raise _unsupported(path, kind)
+        yield image
+
+
+def _opened(path: Path, file: IO[bytes]) -> ImageFile.ImageFile:
+    """Open a file as the kind of picture that it is, whatever its name; RAW by its name."""
+    if path.suffix.lower() in kinds.RAW_SUFFIXES:
+        hint = kinds.RAW_HINT.format(path.name, path.stem)
+        raise _fault("raw", "camera RAW files are not supported", path, hint)
+    with file_faults(path):
         start = file.read(16)
-        if not start:
-            raise _fault("empty", "the file is empty", path, "copy or save it again")
         file.seek(0)
-        is_heif = kinds.HEIF.match(start) is not None
-        try:
-            formats = (*kinds.FORMATS, "HEIF") if is_heif and kinds.knows_heif() else kinds.FORMATS
-            image = Image.open(file, formats=formats)
-        except Image.DecompressionBombError as error:
-            # Only Pillow's message gives the number.
-            count = re.search(r"[0-9]+", str(error))
-            raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
-        except _DECODER_ERRORS as error:
-            if is_heif and not kinds.knows_heif():
-                what = "HEIC images need pillow-heif, which is not installed"
-                hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
-                raise _fault("no-heif", what, path, hint) from error
-            if kinds.MAGIC.match(start) or is_heif:
-                raise _truncated(path) from error
+    if not start:
+        raise _fault("empty", "the file is empty", path, "copy or save it again")
+    is_heif = kinds.HEIF.match(start) is not None
+    formats = (*kinds.FORMATS, "HEIF") if is_heif and kinds.knows_heif() else kinds.FORMATS
+    try:
+        return Image.open(file, formats=formats)
+    except Image.DecompressionBombError as error:
+        # Only Pillow's message gives the number.
+        count = re.search(r"[0-9]+", str(error))
+        raise _too_large(path, f"{int(count[0]):,}" if count else "too many") from error
+    except _DECODER_ERRORS as error:
+        if is_heif and not kinds.knows_heif():
+            what = "HEIC images need pillow-heif, which is not installed"
+            hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
+            raise _fault("no-heif", what, path, hint) from error
+        fault = _decoder_fault(path, file, error)
+        if fault.code == "source.truncated" and not (kinds.MAGIC.match(start) or is_heif):
             hint = f"give one of {', '.join(kinds.FORMATS)}"
-            raise _fault("not-an-image", "the file is not an image", path, hint) from error
-        with image:
-            sides = f"{image.width} x {image.height}"
-            if image.width * image.height > MAX_SOURCE_PIXELS:
-                raise _too_large(path, sides)
-            if max(image.size) > MAX_ASPECT * min(image.size):
-                hint = f"crop it: the long side can be at most {MAX_ASPECT} times the short one"
-                raise _fault("too-narrow", f"it is too narrow ({sides} pixels)", path, hint)
-            yield image
+            fault = _fault("not-an-image", "the file is not an image", path, hint)
+        raise fault from error
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:
@@ -104,12 +114,33 @@ def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError
 
 
 @contextlib.contextmanager
-def decoder_faults(path: Path) -> Iterator[None]:
-    """Raise SourceImageError for whatever calls into Pillow raise."""
+def decoder_faults(path: Path, file: IO[bytes] | None) -> Iterator[None]:
+    """Raise SourceImageError for whatever calls into Pillow raise on an open file."""
     try:
         yield
+    except deep.UnclearPixelsError as error:
+        hint = "convert it to 16 bits, or scale its pixels to the range 0 to 1"
+        raise _fault("unsupported", str(error), path, hint) from error
     except _DECODER_ERRORS as error:
-        raise _truncated(path) from error
+        raise _decoder_fault(path, file, error) from error
+
+
+def _decoder_fault(path: Path, file: IO[bytes] | None, error: Exception) -> SourceImageError:
+    """Return the fault of the disk, the kind or the bytes that made Pillow raise `error`."""
+    # Pillow's own have no number.
+    if isinstance(error, OSError) and error.errno:
+        return _unreadable(path, error)
+    kind = kinds.unread_kind(file) if file is not None and not file.closed else ""
+    return _unsupported(path, kind) if kind else _truncated(path)
+
+
+def _unreadable(path: Path, error: OSError) -> SourceImageError:
+    what = f"the file cannot be read: {error.strerror}"
+    return _fault("unreadable", what, path, "check its permissions and its disk")
+
+
+def _unsupported(path: Path, kind: str) -> SourceImageError:
+    return _fault("unsupported", f"{kind} is not supported", path, "convert it to PNG or JPEG")
 
 
 def _truncated(path: Path) -> SourceImageError:

@@ -24,12 +24,27 @@ from hyimg_cli import files
 from hyimg_cli.errors import SourceImageError, StorageError
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.media import formats, kinds
-from hyimg_cli.media.carried import depth_fault, read_carried
-from hyimg_cli.media.images import cut_off, fit_cover, pixel_digest, probe_image, read_image
+from hyimg_cli.media.carried import depth_fault, own_picture, read_carried, region_of
+from hyimg_cli.media.images import (
+    cut_off,
+    fit_cover,
+    pixel_digest,
+    probe_image,
+    read_image,
+    read_small,
+    size_of,
+    text_of,
+)
 from hyimg_cli.media.metadata import PictureText
-from hyimg_cli.media.source_files import MAX_ASPECT, MAX_SOURCE_BYTES, MAX_SOURCE_PIXELS
+from hyimg_cli.media.source_files import (
+    MAX_ASPECT,
+    MAX_SOURCE_BYTES,
+    MAX_SOURCE_PIXELS,
+    decoder_faults,
+)
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
+from hyimg_cli.spec.options import KeepOutside, Region
 
 Save = Callable[..., Path]
 RED, GREEN, BLUE = (200, 30, 30), (30, 160, 60), (20, 40, 180)
@@ -166,17 +181,19 @@ def test_16_bit_colour_is_noted(put: Callable[[bytes], Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("values", "expected", "range_"),
     [
-        ([0.0, 0.5, 1.0], [0, 128, 255]),
-        ([0.0, 100.4, 255.0], [0, 100, 255]),
-        ([0, 65535, 99999], [0, 255, 255]),
+        ([0.0, 0.5, 1.0], [0, 128, 255], "0 to 1"),
+        ([0.0, 100.4, 255.0], [0, 100, 255], "0 to 255"),
+        ([0, 65535, 99999], [0, 255, 255], "0 to 65535; 1 of 3 clipped"),
     ],
 )
-def test_pictures_of_fractions(save: Save, values: list[float], expected: list[int]) -> None:
+def test_pictures_of_fractions(
+    save: Save, values: list[float], expected: list[int], range_: str
+) -> None:
     source = read_image(save(Image.fromarray(np.array([values], np.float32)), "a.tif"))
     assert source.pixels[0, :, 0].tolist() == expected
-    assert source.notes == ("floating-point pixels reduced to 8 bits",)
+    assert source.notes == (f"floating-point pixels ({range_}) reduced to 8 bits",)
 
 
 def test_fractions_that_are_no_numbers_are_black(save: Save) -> None:
@@ -339,7 +356,7 @@ def test_a_heic_without_the_library_is_told_what_reads_it(
         (b"hello", "not-an-image"),
         (b"BM and so on", "not-an-image"),
         (b"RIFF1234WAVEfmt ", "not-an-image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "not-an-image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "unsupported"),
         (b"\0" * 5000, "not-an-image"),
         (b"\x89PNG\r\n\x1a\n", "truncated"),
         (b"\xff\xd8\xff\xe0", "truncated"),
@@ -401,6 +418,42 @@ def test_missing_files_and_folders(tmp_path: Path, save: Save) -> None:
     assert refusal(tmp_path / "a\0b").code == "source.missing"
     assert refusal(tmp_path).code == "source.is-a-folder"
     assert refusal(tmp_path / ("x" * 300)).code == "source.unreadable"
+
+
+# Its first byte gives an I/O error, as on a bad disk.
+BAD_DISK = Path("/proc/self/mem")
+
+
+@pytest.mark.skipif(not BAD_DISK.exists(), reason="no /proc")
+@pytest.mark.parametrize(
+    "look",
+    [
+        probe_image,
+        read_image,
+        text_of,
+        read_carried,
+        own_picture,
+        lambda path: probe_image(path, decode=False),
+        lambda path: size_of(str(path)),
+        lambda path: read_small(path, 64),
+        lambda path: region_of(KeepOutside(region=Region(str(path))), Size(1, 1)),
+    ],
+)
+def test_an_input_error_of_the_disk_is_the_files(
+    tmp_path: Path, look: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "a.png"
+    path.symlink_to(BAD_DISK)
+    with pytest.raises(SourceImageError, match="Input/output error") as caught:
+        look(path)
+    assert (caught.value.code, caught.value.where) == ("source.unreadable", str(path))
+    assert depth_fault(path) is None
+
+
+def test_an_input_error_while_decoding_is_not_damage(tmp_path: Path) -> None:
+    with pytest.raises(SourceImageError) as caught, decoder_faults(tmp_path, None):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    assert caught.value.code == "source.unreadable"
 
 
 def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
