@@ -1,5 +1,6 @@
 """A server around an engine without a model, in this process, and the official client for it."""
 
+import json
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ import openai
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
+from hyimg_cli.manifest.envelope import warnings_of
 from hyimg_cli.manifest.file_names import suffix_of
 from hyimg_cli.media import formats
 from hyimg_cli.media.images import pixel_digest
@@ -86,9 +88,13 @@ class FakeSession:
         data = formats.encode(pixels, job.encoding, None)
         name, sha256 = folder.save(job, suffix_of(job), data)
         file = OutputFile(name, sha256, pixel_digest(pixels), 16, 16, job.seed)
+        said = {"warnings": tuple(warnings_of(json.loads(job.extra_json))), "notes": ("a note",)}
         share = {"denoise_rest": 0.25}
         return Outcome(
-            *(job.custom_id, "done", key, attempt, (file,)), share_s=share, cot_text="a text"
+            *(job.custom_id, "done", key, attempt, (file,)),
+            share_s=share,
+            cot_text="a text",
+            **said,
         )
 
 
@@ -156,6 +162,8 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def openai(self, key: str = "none", **more: Any) -> openai.OpenAI:
+        # Every answer must fit the client's own types.
+        more = {"_strict_response_validation": True} | more
         made = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **more)
         self._clients.append(made)
         return made

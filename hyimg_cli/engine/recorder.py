@@ -4,6 +4,7 @@ A file is written before its line, and the line before `JobEnded` is sent. A kil
 never has a line without its file.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from hyimg_cli.engine.failures import FailureLimit, failed_job
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import finishing_key, key_of, model_print, source_digest
+from hyimg_cli.manifest.envelope import warnings_of
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Lost, Request
@@ -154,7 +156,7 @@ class Recorder:
             "finishing_key": finishing_key(job, self._config.output),
             "source_sha256": tuple(digests) or None,
             "model_sha256": model_print(job, self._config),
-            "warnings": tuple(dict.fromkeys(warnings)),
+            "warnings": tuple(dict.fromkeys((*warnings, *warnings_of(json.loads(job.extra_json))))),
             "notes": tuple(dict.fromkeys(work.notes)),
         }
 

@@ -3,11 +3,12 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": {"prompt": …, …}}
 
 The endpoint sets the task; for videos, a start picture does too. A field of the body that hyimg
-does not have is kept in the results unchanged (`x_user`), accepted at its only possible value
-(`quality`: auto), or a fault of the line.
+does not have is kept in the results unchanged (`x_user`), has no effect (`quality`: the result
+line's `x_ignored` and a warning say so, unless the value asks for what hyimg does anyway), or is a
+fault of the line.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -22,16 +23,22 @@ TASKS_OF_URL = {
 _PICTURES = {name: name for name in ("image", "images", "image_path")}
 _PICTURES |= {"input_reference": "image_path"}
 # Fields for the server only: they are copied to the result line and change no pixel.
-_KEPT = ("user", "response_format")
-# Options of a server, with the values that ask for what hyimg does anyway.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
-    "background": ("auto", "opaque"),
-    "input_fidelity": ("high",),
-    "moderation": ("auto", "low"),
-    "partial_images": (0,),
-    "quality": ("auto",),
-    "stream": (False,),
+_KEPT = ("user", "safety_identifier", "response_format")
+# Options that change nothing here: the values that ask for what hyimg does anyway, and the others.
+_OPTIONS: Mapping[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "background": (("auto", "opaque"), ("transparent",)),
+    "input_fidelity": (("high",), ("low",)),
+    "moderation": (("auto", "low"), ()),
+    "partial_images": ((0,), (1, 2, 3)),
+    "quality": (("auto", "standard"), ("low", "medium", "high", "xhigh", "max", "hd")),
+    "stream": ((False,), ()),
+    "style": ((), ("vivid", "natural")),
 }
+# Names of all fields that belong to the API alone.
+API_FIELDS = frozenset(_OPTIONS)
+IGNORED = "x_ignored"
+# Texts that may be empty; an empty text in any other field leaves it out.
+_MAY_BE_EMPTY = ("prompt", "negative_prompt", "system_prompt", "cot_text")
 _INSTEAD = {
     "extra_body": "move its fields into body",
     "mask": "write region, a box or the path of a mask",
@@ -64,15 +71,18 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
         raise _wrong(f"{twice[0]} is given twice", "remove one of them")
     own: dict[str, Any] = {}
     for key, value in body.items():
-        if value is None:
+        if is_left_out(key, value):
             continue
         if key in _INSTEAD:
             raise _wrong(f"{key} is not read", _INSTEAD[key])
-        if key in _FIXED:
+        if key in _OPTIONS:
             # Types must be equal too: JSON's false is not its 0.
-            if shown(value) not in (allowed := [shown(one) for one in _FIXED[key]]):
+            usual, others = ([shown(one) for one in values] for values in _OPTIONS[key])
+            if shown(value) in others:
+                own.setdefault(IGNORED, {})[key] = value
+            elif shown(value) not in usual:
                 what = f"{key} is {shown(value)}, which hyimg does not support"
-                raise _wrong(what, f"allowed: {', '.join(allowed)}")
+                raise _wrong(what, f"allowed: {', '.join(usual + others)}")
         elif key in _KEPT:
             own[f"x_{key}"] = value
         elif key in _PICTURES:
@@ -81,6 +91,19 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
         else:
             own[key] = value
     return beside | {"task": tasks[bool(own.keys() & _PICTURES.keys())]} | own
+
+
+def is_left_out(name: str, value: Any) -> bool:
+    """Return True for null and an empty text: some clients send them to leave a field out."""
+    may_be_empty = name in _MAY_BE_EMPTY or name.startswith("x_")
+    return value is None or (value == "" and not may_be_empty)
+
+
+def warnings_of(copied: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a warning for each option that was ignored; `copied`: a job's `x_` keys."""
+    ignored = copied.get(IGNORED)
+    for name, value in ignored.items() if isinstance(ignored, dict) else ():
+        yield f"{name} {shown(value)} has no effect"
 
 
 def _path(image: Any) -> Any:

@@ -70,7 +70,9 @@ class PictureLine(ResolvedLine):
         for name in GUIDANCE_FIELDS:
             if getattr(own, name) is None and self.values[name] is not None:
                 yield self.unused(name, f"{self.card.name} does not read it")
-        if "negative_prompt" in self.line.given and not own.has_negative_prompt:
+        # An empty one asks for nothing else, and many clients send it.
+        is_asked = "negative_prompt" in self.line.given and bool(self.values["negative_prompt"])
+        if is_asked and not own.has_negative_prompt:
             why = "it guides away from an empty prompt"
             what = f"{self.card.name} takes no negative prompt: {why}"
             yield self.fault("foreign-field", what, "negative_prompt", "remove the field")
@@ -97,7 +99,9 @@ class PictureLine(ResolvedLine):
             yield self.fault("conflict", "JPEG cannot be lossless", "lossless", "use webp or png")
         if "lossless" in self.line.given and is_lossless and kind == "png":
             yield self.unused("lossless", "PNG is always lossless")
-        if "quality" in self.line.given and self._encoding().quality is None:
+        # A quality of 100 asks a file without loss for nothing: it is OpenAI's default for a PNG.
+        has_quality = "quality" in self.line.given and self.values["quality"] != 100
+        if has_quality and self._encoding().quality is None:
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
         yield from self._outside_faults()

@@ -57,7 +57,7 @@ class VideoLine(ResolvedLine):
             what = f"guidance_scale {scale:g} has no effect: this model guides above 1 only"
             hint = "use 1 for no guidance, or a larger value"
             yield self.fault("guidance", what, "guidance_scale", hint)
-        if "negative_prompt" in self.line.given and scale == 1:
+        if "negative_prompt" in self.line.given and self.values["negative_prompt"] and scale == 1:
             yield self.unused("negative_prompt", "guidance_scale is 1, which turns guidance off")
         has_two = self.card.defaults.guidance_scale_2 is not None
         if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):

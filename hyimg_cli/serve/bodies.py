@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
+from operator import itemgetter
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -11,10 +12,9 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from hyimg_cli.files import json_of, refuse_constant
-from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.serve.errors import Refused, bad_request, server_full, too_large
 from hyimg_cli.serve.uploads import Uploads
-from hyimg_cli.settings.values import BadValue, shown
+from hyimg_cli.settings.values import shown
 
 JSON_BYTES = 50_000_000
 # Limits for all bodies that are being received: JSON is held in memory, forms on disk.
@@ -23,6 +23,8 @@ JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 2_000_000_000
 _MOST_VALUES = 1_000_000
 # Limits of a form: its text fields, their bytes together, and the bytes of its headers.
 _MOST_FIELDS, _FIELD_BYTES, _HEAD_BYTES = 64, 1_000_000, 100_000
+# Fields of pictures, which may be repeated.
+_PICTURES = ("image", "images", "mask")
 _IN_FORM = re.compile(r"([^\[\]]+)(?:\[([^\[\]]*)\])?")
 
 
@@ -104,28 +106,36 @@ class Bodies:
             self._now[kind] -= nbytes
 
     def _fields_of(self, parts: Sequence[tuple[str, str | UploadFile]]) -> dict[str, Any]:
-        """Return a form's parts as the fields of a JSON body.
+        """Return a form's parts as the fields of a JSON body; a file becomes an upload.
 
-        `metadata[a]` becomes an object, `image[]` a list, a file an upload, and text the number,
-        boolean or list that its field expects.
+        `metadata[a]` becomes an object. `image[]`, `image[0]` and pictures of the same name become
+        a list: those with numbers in their order, others as they came.
         """
         body: dict[str, Any] = {}
+        lists: dict[str, list[tuple[int, Any]]] = {}
         for name, part in parts:
             written = _IN_FORM.fullmatch(name)
             if written is None:
                 raise bad_request(name, f"{shown(name)} is not a field", "request.bad-form")
             field, key = written.groups()
+            value: Any = part
             if isinstance(part, UploadFile):
-                value: Any = self._uploads.keep(part.file, part.filename or "")
-            else:
-                value = part if key else _typed(field, part)
-            place = body if key is None else body.setdefault(field, {} if key else [])
-            if isinstance(place, list) and not key:
-                place.append(value)
-            elif isinstance(place, dict) and key != "" and (own := key or field) not in place:
-                place[own] = value
-            else:
+                if not part.filename and not part.size:  # what a browser sends for no file
+                    continue
+                value = self._uploads.keep(part.file, part.filename or "")
+            elif field in _PICTURES and not part:
+                continue
+            if key == "" or (field in _PICTURES and (not key or key.isdecimal())):
+                lists.setdefault(field, []).append((int(key or 0), value))
+                continue
+            place = body.setdefault(field, {}) if key else body
+            if not isinstance(place, dict) or (key or field) in place:
                 raise bad_request(name, f"{name} is given twice", "manifest.duplicate-field")
+            place[key or field] = value
+        for field, items in lists.items():
+            if field in body:
+                raise bad_request(field, f"{field} is given twice", "manifest.duplicate-field")
+            body[field] = [value for _, value in sorted(items, key=itemgetter(0))]
         return body
 
 
@@ -151,17 +161,3 @@ def _refusal_of(error: MultiPartException, parser: MultiPartParser) -> Refused:
     if error.message.startswith("Part exceeded"):
         return too_large("the text of the form", _FIELD_BYTES)
     return bad_request("", f"the form is damaged: {error.message}", "request.bad-form")
-
-
-def _typed(name: str, text: str) -> Any:
-    """Return a form's text as the JSON value that its field expects, or unchanged."""
-    known = BY_NAME.get(name)
-    if known is not None:
-        with suppress(BadValue):
-            known.kind.read(text)
-            return text
-    elif name not in ("stream", "partial_images"):
-        return text
-    with suppress(ValueError):
-        return json_of(text)
-    return text

@@ -1,11 +1,12 @@
 """Refused requests, and errors as response bodies."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from hyimg_cli.errors import HyimgError, MachineError, ManifestError
+from hyimg_cli.manifest.fields import BY_NAME
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 # Codes of jobs that failed because of their request.
@@ -74,8 +75,11 @@ def internal(*, code: str) -> Refused:
     return Refused(500, what, hint=hint, code=code, headers=NO_RETRY)
 
 
-def refusal_of(error: HyimgError | Mapping[str, Any]) -> Refused:
-    """Return an error, or the `error` of a result line, as a refusal."""
+def refusal_of(error: HyimgError | Mapping[str, Any], sent: Iterable[str] = ()) -> Refused:
+    """Return an error, or the `error` of a result line, as a refusal.
+
+    `sent`: the fields of the request; a field is named as the request does.
+    """
     if isinstance(error, Refused):
         return error
     if isinstance(error, Mapping):
@@ -87,6 +91,8 @@ def refusal_of(error: HyimgError | Mapping[str, Any]) -> Refused:
         what, hint, code, head = error.what, error.hint, error.code, {}
         # The place of other errors may be a path on the server.
         param = error.where.partition(": ")[2] if code.startswith("manifest.") else ""
+        same = (name for name in sent if name in BY_NAME and BY_NAME[name].name == param)
+        param = next(same, param)
     status = 400 if code.startswith(_ASKED_WRONGLY) else 500
     if isinstance(error, MachineError):  # may succeed after a restart
         status = 503
@@ -102,4 +108,6 @@ def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
         fault = error.errors(include_url=False, include_context=False)[0]
         param = str(fault["loc"][0])[:80] if fault["loc"] else ""
         code = _CODES.get(fault["type"], "request.bad-value")
-        raise bad_request(param, f"{param}: {fault['msg']}", code) from None
+        is_file = fault["type"] == "is_instance_of"
+        why = "send it as a file of a form" if is_file else fault["msg"]
+        raise bad_request(param, f"{param}: {why}", code) from None

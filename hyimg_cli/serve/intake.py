@@ -5,9 +5,10 @@ manifest.jsonl       the same requests; each keeps its line number
 sources/<sha256>     their pictures, which stay when the uploads are deleted
 """
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -59,7 +60,8 @@ def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[
         manifest = manifest_of(data, MANIFEST, folder=folder)
         for error in runner.examine(manifest, wire.settings)[1]:
             number = line_number(manifest, error)
-            faults.setdefault(number, []).append(_fault(number, error))
+            sent = json.loads(lines[number - 1]) if number else {}
+            faults.setdefault(number, []).append(_fault(number, error, sent))
     found = [fault for number in sorted(faults) for fault in faults[number]]
     if len(found) > _MOST_FAULTS:
         what = f"{len(found) - _MOST_FAULTS + 1:,} more faults are not listed"
@@ -119,7 +121,7 @@ def link(source: Path, path: Path) -> None:
         shutil.copyfile(source, path)
 
 
-def _fault(number: int, error: HyimgError) -> Fault:
-    refused = refusal_of(error)
+def _fault(number: int, error: HyimgError, sent: Iterable[str] = ()) -> Fault:
+    refused = refusal_of(error, sent)
     shown = {"line": number or None, "param": refused.param or None}
     return shown | {"code": refused.code, "message": refused.message}

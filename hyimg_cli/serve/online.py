@@ -36,7 +36,7 @@ from hyimg_cli.serve.bodies import Bodies
 from hyimg_cli.serve.errors import Refused, bad_request, internal, refusal_of, server_full, stopping
 from hyimg_cli.serve.metrics import Metrics
 from hyimg_cli.serve.results import respond
-from hyimg_cli.serve.wire import EVENTS, Wire
+from hyimg_cli.serve.wire import EVENTS, Wire, typed
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted
@@ -54,7 +54,7 @@ MOST_KEPT, MOST_KEPT_BYTES = 10_000, 10_000_000_000
 _LONGEST_WAIT_S, _USUAL_WAIT_S = 60, 10
 RESULTS = "/v1/images/results"
 # The fields of a result line that a response needs.
-_SHOWN = ("custom_id", "status", "outputs", "cot_text", "warnings", "kv_reuse", "error")
+_SHOWN = ("custom_id", "status", "outputs", "cot_text", "warnings", "notes", "kv_reuse", "error")
 logger = logging.getLogger(__name__)
 
 
@@ -95,11 +95,11 @@ class Drawing:
             self.news.set()
             self.news = asyncio.Event()
 
-    def body(self, base: str, names: Iterable[str]) -> dict[str, Any]:
+    def body(self, base: str, names: Iterable[str], *, is_event: bool = False) -> dict[str, Any]:
         """Return the response body for some of its jobs. Raises Refused if one failed."""
         entries = [self.entries[name] for name in names]
         url = f"{base}{RESULTS}/{self.name}"
-        return respond(self.line, entries, self.folder, url, self.created)
+        return respond(self.line, entries, self.folder, url, self.created, is_event=is_event)
 
     def files(self) -> list[str]:
         """Return the paths of its pictures, from its folder."""
@@ -211,7 +211,7 @@ class Online:
         self, request: Request, body: dict[str, Any]
     ) -> tuple[dict[str, Any], list[Job], bool]:
         """Check a body as a manifest line; a line without a seed gets a random one."""
-        is_stream = body.pop("stream", None) or False
+        is_stream = typed("stream", body.pop("stream", None)) or False
         if type(is_stream) is not bool:
             raise bad_request("stream", "stream must be true or false", "manifest.wrong-type")
         line = self._wire.line_of(request.url.path, body, request.state.caller)
@@ -227,7 +227,7 @@ class Online:
             for error in filter(None, map(found.error_of, kept)):
                 raise error
         except HyimgError as error:
-            raise refusal_of(error) from None
+            raise refusal_of(error, line) from None
         return line, list(jobs), is_stream
 
     def _join(self, request: Request, line: dict[str, Any], jobs: list[Job]) -> Drawing:
@@ -335,11 +335,12 @@ async def _events(drawing: Drawing, kind: str, base: str) -> AsyncIterator[bytes
         shown.update(names)
         for name in names:
             try:
-                body = await run_in_threadpool(drawing.body, base, [name])
+                body = await run_in_threadpool(drawing.body, base, [name], is_event=True)
             except Refused as refused:
                 yield _event("error", refused.body())
                 continue
-            picture = {**body.pop("data")[0], "created_at": body.pop("created")}
+            # The official client requires a quality of events, but of responses allows no "auto".
+            picture = {**body.pop("data")[0], "created_at": body.pop("created"), "quality": "auto"}
             yield _event(kind, {"type": kind} | picture | body)
         if names:  # others may have ended while these were encoded
             continue

@@ -31,19 +31,26 @@ _LOST = ("batch_incomplete", "the batch's journal has no result of this request"
 
 
 def respond(
-    line: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], run: Path, url: str, created: int
+    line: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]],
+    run: Path,
+    url: str,
+    created: int,
+    *,
+    is_event: bool = False,
 ) -> dict[str, Any]:
     """Return the body that answers a manifest line, from the result lines of its jobs in order.
 
-    `run` is their run folder, `url` its address. Raises Refused if a job failed, with the pictures
-    of the others, and if a picture was removed.
+    `run` is their run folder, `url` its address. An event of a stream always has the picture's
+    bytes. Raises Refused if a job failed, with the pictures of the others, and if a picture was
+    removed.
     """
     outputs = [(entry, output) for entry in entries for output in entry["outputs"]]
 
     def shown(output: Mapping[str, Any]) -> dict[str, Any]:
-        if line.get("x_response_format") == "url":
-            return {"url": f"{url}/{quote(output['path'])}"}
-        return {"b64_json": _base64(run, output)}
+        by_url = line.get("x_response_format") == "url"
+        found = {"url": f"{url}/{quote(output['path'])}"} if by_url else {}
+        return found if by_url and not is_event else found | {"b64_json": _base64(run, output)}
 
     data = [shown(output) | {"revised_prompt": one.get("cot_text")} for one, output in outputs]
     if failed := [entry["error"] for entry in entries if entry["status"] != "done"]:
@@ -58,7 +65,8 @@ def respond(
         refused.data = data
         raise refused
     own = [
-        {name: output[name] for name in ("seed", "pixel_sha256")} | {"warnings": entry["warnings"]}
+        {name: output[name] for name in ("seed", "pixel_sha256")}
+        | {name: entry.get(name, []) for name in ("warnings", "notes")}
         for entry, output in outputs
     ]
     sizes = {f"{output['width']}x{output['height']}" for _, output in outputs}
@@ -67,7 +75,6 @@ def respond(
         "created": created,
         "data": data,
         "size": sizes.pop() if len(sizes) == 1 else "auto",
-        "quality": "auto",
         "background": "opaque",
         "output_format": "jpeg" if suffix == "jpg" else suffix,
         "usage": _usage(entries, has_images="images" in line),

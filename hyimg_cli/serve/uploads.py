@@ -46,6 +46,9 @@ class Upload:
     filename: str
     path: Path
 
+    def __str__(self) -> str:  # in messages
+        return f"the file {self.filename}"
+
 
 class Expiry(BaseModel, extra="forbid"):
     """When a file expires."""
@@ -57,7 +60,7 @@ class Expiry(BaseModel, extra="forbid"):
 class FileForm(BaseModel):
     """The fields of an upload."""
 
-    purpose: Literal["batch", "vision"]
+    purpose: Literal["batch", "vision", "user_data", "assistants"]
     expires_after: Expiry | None = None
     file: Annotated[InstanceOf[Upload], WithJsonSchema({"type": "string", "format": "binary"})]
 

@@ -5,7 +5,6 @@ manifest sees it: pictures come with the request, or are files that its caller u
 """
 
 import base64
-import binascii
 import io
 import json
 import re
@@ -14,10 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from PIL import ImageChops
 
-from hyimg_cli.manifest.envelope import unwrap
+from hyimg_cli.files import json_of
+from hyimg_cli.manifest.envelope import API_FIELDS, IGNORED, is_left_out, unwrap
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
@@ -46,9 +47,15 @@ _SETTINGS = {
 }
 ALLOWED = frozenset(_OWN | _SETTINGS | {"region", "format", "quality", "lossless"})
 # Read here, or by the envelope.
-_OF_THE_API = ("image", "images", "mask", "model", "quality")
+_OF_THE_API = ("image", "images", "mask", "model", *API_FIELDS)
 _LINE_BYTES = 1_000_000
-_DATA = re.compile(r"data:image/[A-Za-z0-9.+-]{1,40};base64,", re.ASCII)
+# A data URL's media type and parameters do not matter: its bytes say what it is.
+_DATA = re.compile(r"\s*data:(?P<type>[^,]{0,200}),", re.ASCII | re.IGNORECASE)
+_IS_BASE64 = re.compile(r";\s*base64\s*$", re.ASCII | re.IGNORECASE)
+_FILE_ID = re.compile(r"file-[\w-]{1,100}", re.ASCII)
+# Keys that clients put around a picture, and the kinds that they name.
+_AROUND = ("image_url", "url", "file_id")
+_BESIDE = {"type", "detail"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,11 @@ class Wire:
 
         Raises Refused.
         """
-        fields = {name: value for name, value in body.items() if value is not None}
+        fields = {
+            name: typed(name, value) for name, value in body.items() if not is_left_out(name, value)
+        }
+        if fields.get("seed") == -1:  # other servers' word for any seed
+            del fields["seed"]
         for name in fields:
             known = BY_NAME.get(name)
             is_ours = known is None or known.name in ALLOWED or name in _OF_THE_API
@@ -97,7 +108,15 @@ class Wire:
         if asked not in ("b64_json", "url"):
             what, hint = f"response_format is {shown(asked)}", "allowed: b64_json, url"
             raise bad_request("response_format", what, "manifest.bad-value", hint)
+        self._ignore_compression(line)
         return {"n": 1} | line | files
+
+    def _ignore_compression(self, line: dict[str, Any]) -> None:
+        """Ignore a compression where the file has none; 100, OpenAI's default, asks for nothing."""
+        kind = line.get("output_format", line.get("format", self.settings["format"].value))
+        if kind == "png" and line.get("output_compression", 100) != 100:
+            ignored = {"output_compression": line.pop("output_compression")}
+            line[IGNORED] = line.get(IGNORED, {}) | ignored
 
     def _check_limits(self, fields: dict[str, Any]) -> None:
         """Check the server's own limits, and take the model out. Raises Refused."""
@@ -107,9 +126,9 @@ class Wire:
         limits = {"n": MOST_RESULTS, "num_inference_steps": self.most_steps}
         for name, value in fields.items():
             most = limits.get(BY_NAME[name].name) if name in BY_NAME else None
-            if most is not None and type(value) is int and value > most:
-                what = f"{name} is {value}; this server's limit is {most}"
-                raise bad_request(name, what, "manifest.out-of-range")
+            if most is not None and type(value) is int and not 1 <= value <= most:
+                what, hint = f"{name} is {value}", f"this server allows 1 to {most}"
+                raise bad_request(name, what, "manifest.out-of-range", hint)
         if "region" in fields:
             with suppress(BadValue):
                 if not REGION.is_path(REGION.read(fields["region"])):
@@ -127,7 +146,7 @@ class Wire:
         if {"image", "images"} <= fields.keys():
             raise bad_request(param, "both image and images are set", "manifest.duplicate-field")
         given = fields.pop(param, [])
-        given = given if isinstance(given, list) else [given]
+        given = [one for one in (given if isinstance(given, list) else [given]) if one is not None]
         if len(given) > self.most_images:
             what = f"{len(given)} pictures; the model's limit is {self.most_images}"
             raise bad_request(param, what, "manifest.too-many-images")
@@ -137,7 +156,13 @@ class Wire:
             return found
         if {"region", "region_mode"} & fields.keys():
             raise bad_request("mask", "both mask and region are set", "manifest.conflict")
-        mask = self._picture(fields.pop("mask"), "mask", owner)
+        mask = fields.pop("mask")
+        if isinstance(mask, list):  # of a form
+            if len(mask) != 1:
+                what = f"{len(mask)} masks; a request has one"
+                raise bad_request("mask", what, "manifest.wrong-type")
+            mask = mask[0]
+        mask = self._picture(mask, "mask", owner)
         if not paths:
             raise bad_request("mask", "the mask has no image", "manifest.conflict")
         region = str(self._region_of(mask, paths[0]))
@@ -148,19 +173,19 @@ class Wire:
 
         Raises Refused.
         """
-        for key in ("image_url", "url"):
-            if isinstance(given, dict) and given.keys() == {key}:
-                given = given[key]
+        for _ in _AROUND:  # {"type": "input_image", "image_url": {"url": …, "detail": …}}
+            if isinstance(given, dict) and len(inner := given.keys() - _BESIDE) == 1:
+                (key,) = inner
+                given = given[key] if key in _AROUND else given
         try:
             if isinstance(given, Upload):
                 return self.uploads.checked(given.path)
-            if isinstance(given, dict) and given.keys() == {"file_id"}:
-                file = self.uploads.find(str(given["file_id"]), owner)
+            if isinstance(given, str) and _FILE_ID.fullmatch(given):
+                file = self.uploads.find(given, owner)
                 return self.uploads.checked(self.uploads.path_of(file))
-            if isinstance(given, str) and (head := _DATA.match(given)):
-                data = base64.b64decode(given[head.end() :], validate=True)
+            if isinstance(given, str) and (data := _data_in(given)) is not None:
                 return self.uploads.checked(self.uploads.keep(io.BytesIO(data)).path)
-        except binascii.Error as error:
+        except ValueError as error:
             what = f"the data URL is not base64: {error}"
             raise bad_request(param, what, "manifest.bad-value") from None
         except Refused as refused:  # the uploads do not know the field
@@ -188,3 +213,34 @@ class Wire:
             what = "the mask is not transparent anywhere"
         hint = "make it transparent where to edit, in the size of the first image"
         raise bad_request("mask", what, "source.region", hint)
+
+
+def typed(name: str, value: Any) -> Any:
+    """Return the JSON value that a field expects, if a text has it: 1 for "1"; else the value."""
+    if not isinstance(value, str):
+        return value
+    known = BY_NAME.get(name)
+    if known is not None and name not in API_FIELDS:
+        with suppress(BadValue):
+            known.kind.read(value)
+            return value
+    elif name not in ("stream", "partial_images"):
+        return value
+    with suppress(ValueError):
+        return json_of(value)
+    return value
+
+
+def _data_in(text: str) -> bytes | None:
+    """Return the bytes of a data URL (RFC 2397), or None for another text. Raises ValueError.
+
+    Base64 may have line breaks, the alphabet for URLs, percent escapes, or no padding.
+    """
+    head = _DATA.match(text)
+    if head is None:
+        return None
+    body = unquote_to_bytes(text[head.end() :])
+    if not _IS_BASE64.search(head["type"]):
+        return body
+    plain = b"".join(body.split()).translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
+    return base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)

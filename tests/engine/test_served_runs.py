@@ -26,7 +26,8 @@ OF_THE_MOMENT = {
 LINES: list[dict[str, Any]] = [
     {"custom_id": "thinks", "prompt": "a red circle", "max_new_tokens": 7, "steps": 3},
     {"custom_id": "same-text", "prompt": "a red circle", "max_new_tokens": 7, "steps": 5},
-    {"custom_id": "plain", "prompt": "a blue square", "bot_task": "none", "steps": 4},
+    {"custom_id": "plain", "url": "/v1/images/generations"}
+    | {"body": {"prompt": "a blue square", "bot_task": "none", "steps": 4, "style": "vivid"}},
     {"custom_id": "edit", "prompt": "make it blue", "images": ["source.png"], "steps": 3}
     | {"bot_task": "recaption", "max_new_tokens": 5},
     {"custom_id": "kept", "prompt": "a dot", "images": ["source.png"], "bot_task": "none"}
@@ -68,6 +69,7 @@ def test_a_served_batch_is_what_generate_makes_whoever_is_at_work_beside_it(
             assert one.ended().error is None
             assert (one.summary.done, one.summary.failed) == (5, 1)
     expected = facts(tmp_path / "alone")
+    assert expected["plain"]["warnings"] == ['style "vivid" has no effect']
     for name in "abc":
         assert facts(tmp_path / name) == expected
         assert count_lines(tmp_path / name) == len(LINES)

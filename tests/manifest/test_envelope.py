@@ -41,6 +41,18 @@ def wrapped(url: str, /, **body: Any) -> dict[str, Any]:
             {"task": "t2i", "prompt": "x", "model": "m", "seed": 3, "x_user": "me"},
         ),
         (
+            wrapped(PICTURES, prompt="x", quality="hd", style="natural", background="opaque"),
+            {
+                "task": "t2i",
+                "prompt": "x",
+                "x_ignored": {"quality": "hd", "style": "natural"},
+            },
+        ),
+        (
+            wrapped(PICTURES, prompt="x", quality="standard", size="", user="", negative_prompt=""),
+            {"task": "t2i", "prompt": "x", "negative_prompt": ""},
+        ),
+        (
             wrapped(VIDEOS, prompt="x", num_frames=9, fps=8) | {"x_sku": 4},
             {"task": "t2v", "prompt": "x", "num_frames": 9, "fps": 8, "x_sku": 4},
         ),
@@ -92,8 +104,8 @@ def test_an_envelope_is_the_line_in_it(envelope: dict[str, Any], plain: dict[str
         ),
         (wrapped(EDITS, prompt="x", custom_id="b"), "custom_id is given twice"),
         (
-            wrapped(PICTURES, prompt="x", quality="high"),
-            'quality is "high", which hyimg does not support',
+            wrapped(PICTURES, prompt="x", quality="best"),
+            'quality is "best", which hyimg does not support',
         ),
         (wrapped(PICTURES, prompt="x", stream=0), "stream is 0"),
         (wrapped(EDITS, prompt="x", image="a.png", mask="m.png"), "mask is not read"),

@@ -97,7 +97,7 @@ def test_a_list_is_read_in_pages(serve: Any) -> None:
 @pytest.mark.parametrize(
     ("form", "files", "status", "code"),
     [
-        ({"purpose": "assistants"}, {"file": ("a", b"x")}, 400, "request.bad-value"),
+        ({"purpose": "fine-tune"}, {"file": ("a", b"x")}, 400, "request.bad-value"),
         ({"purpose": "batch"}, {"other": ("a", b"x")}, 400, "request.missing-field"),
         ({"purpose": "batch"}, {"file": ("a", b"x"), "b": ("b", b"y")}, 413,
          "request.too-many-parts"),
@@ -113,6 +113,12 @@ def test_a_wrong_form_is_refused(serve: Any, form: Any, files: Any, status: int,
     found = server.http.post("/v1/files", data=form, files=files)
     assert error_of(found)[:2] == (status, code)
     assert server.get("/v1/files")["data"] == []
+
+
+def test_a_text_in_place_of_the_file_is_named(serve: Any) -> None:
+    found = serve().http.post("/v1/files", data={"purpose": "batch"}, files={"file": (None, "x")})
+    assert error_of(found) == (400, "request.bad-value", "file")
+    assert found.json()["error"]["message"] == "file: send it as a file of a form"
 
 
 @pytest.mark.parametrize("body", [b"", b"--x\r\nnot a header", b"--x\r\n\r\n", b"no boundary"])

@@ -58,7 +58,7 @@ def test_files(listening: Any) -> None:
         client.files.retrieve(one.id)
     assert (gone.value.code, gone.value.param) == ("file.not-found", "file_id")
     with pytest.raises(openai.BadRequestError) as refused:
-        client.files.create(file=b"x", purpose="assistants")
+        client.files.create(file=b"x", purpose="fine-tune")
     assert (refused.value.param, refused.value.type) == ("purpose", "invalid_request_error")
 
 

@@ -168,7 +168,8 @@ def test_a_batch_is_drawn(listening: Any) -> None:
 def test_a_stream_tells_of_pictures_that_end_while_another_is_encoded() -> None:
     ended = {"a": {}}
 
-    def body(base: str, names: list[str]) -> dict[str, Any]:
+    def body(base: str, names: list[str], *, is_event: bool) -> dict[str, Any]:
+        assert is_event
         ended["b"] = {}  # the last one
         return {"created": 1, "data": [{"b64_json": names[0]}]}
 

@@ -55,14 +55,16 @@ def refused(answer: Any, status: int, code: str, param: str | None) -> None:
         ({"prompt": "a", "n": "two"}, 400, "manifest.wrong-type", "n"),
         ({"prompt": "a", "steps": 101}, 400, "manifest.out-of-range", "steps"),
         ({"prompt": "a", "sede": 1}, 400, "manifest.unknown-field", "sede"),
-        ({"prompt": "a", "quality": "hd"}, 400, "manifest.openai-envelope", "quality"),
+        ({"prompt": "a", "quality": "best"}, 400, "manifest.openai-envelope", "quality"),
+        ({"prompt": "a", "background": "red"}, 400, "manifest.openai-envelope", "background"),
+        ({"prompt": "a", "partial_images": 4}, 400, "manifest.openai-envelope", "partial_images"),
+        ({"prompt": "a", "lossless": True}, 400, "manifest.unconsumed", "lossless"),
         (
-            {"prompt": "a", "background": "transparent"},
+            {"prompt": "a", "output_format": "jpeg", "output_compression": 101},
             400,
-            "manifest.openai-envelope",
-            "background",
+            "manifest.out-of-range",
+            "output_compression",
         ),
-        ({"prompt": "a", "partial_images": 2}, 400, "manifest.openai-envelope", "partial_images"),
         ({"prompt": "a", "response_format": "gif"}, 400, "manifest.bad-value", "response_format"),
         ({"prompt": "a", "output_format": "gif"}, 400, "manifest.bad-value", "output_format"),
         ({"prompt": "a", "stream": "yes"}, 400, "manifest.wrong-type", "stream"),
@@ -110,7 +112,7 @@ def test_what_could_name_something_of_the_server(
         "file:///etc/hostname",
         "http://127.0.0.1:9/a.png",
         "s3://b/a.png",
-        "data:text/plain;base64,AAAA",
+        "AAAA",
         {"image_url": "https://example.org/a.png"},
         {"image_url": {"url": "/etc/hostname"}},
         {"path": "/etc/hostname"},
@@ -135,6 +137,9 @@ def test_no_path_and_no_address_is_read(client: TestClient, place: Any) -> None:
     [
         ({"images": [{"file_id": "file-0"}]}, "file.not-found", "images"),
         ({"images": ["data:image/png;base64,?"]}, "manifest.bad-value", "images"),
+        ({"images": ["data:image/png;base64,AAAAA"]}, "manifest.bad-value", "images"),
+        ({"images": ["data:text/plain,hello"]}, "source.not-an-image", "images"),
+        ({"images": ["file-0"]}, "file.not-found", "images"),
         ({"images": [as_url(b"no picture")]}, "source.not-an-image", "images"),
         ({"images": [as_url(png((5001, 5001), "1"))]}, "source.too-large", "images"),
         ({"images": [PICTURE] * 4}, "manifest.too-many-images", "images"),
@@ -175,9 +180,9 @@ def test_bodies_and_routes(client: TestClient) -> None:
     files = [("image[]", ("a.png", png())) for _ in range(5)]
     answer = client.post(EDIT, data={"prompt": "a"}, files=files)
     refused(answer, 413, "request.too-many-parts", "image[]")
-    twice = [("image", ("a.png", png())), ("image", ("b.png", png()))]
+    twice = [("file", ("a.png", png())), ("file", ("b.png", png()))]
     answer = client.post(EDIT, data={"prompt": "a"}, files=twice)
-    refused(answer, 400, "manifest.duplicate-field", "image")
+    refused(answer, 400, "manifest.duplicate-field", "file")
     for name in ("size", "metadata[a]", "prompt[]", "file"):
         answer = client.post(EDIT, data={"user": "a"}, files=[(name, ("a.png", png()))])
         refused(answer, 400, "manifest.wrong-type", name.partition("[")[0])
