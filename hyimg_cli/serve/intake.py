@@ -19,10 +19,11 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import opened, replace_file, sync
 from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.journal.journal import json_line
+from hyimg_cli.manifest.ids import IdClaims
 from hyimg_cli.manifest.manifest import line_number, manifest_of
 from hyimg_cli.serve.bodies import JSON_BYTES, json_object
 from hyimg_cli.serve.errors import Refused, bad_request, refusal_of
-from hyimg_cli.serve.results import MANIFEST
+from hyimg_cli.serve.results import MANIFEST, REQUEST_ID
 from hyimg_cli.serve.wire import Wire
 from hyimg_cli.settings.values import shown
 
@@ -33,6 +34,7 @@ _MOST_FAULTS = 1_000
 # Fields of a line that may name files.
 _FILES = ("images", "region")
 _KEYS = {"custom_id": str, "method": str, "url": str, "body": dict}
+_KINDS = {str: "text", dict: "an object"}
 
 Fault = dict[str, Any]
 
@@ -42,14 +44,15 @@ def write_manifest(folder: Path, endpoint: str, owner: str, wire: Wire) -> list[
 
     Raises StorageError.
     """
-    faults, lines = dict[int, list[Fault]](), list[bytes]()
+    faults, lines, claims = dict[int, list[Fault]](), list[bytes](), IdClaims()
     with disk_errors(folder):
         make_folders(folder / SOURCES)
         for number, raw in _raw_lines(folder / INPUT):
             line = dict[str, Any]()
             try:
                 if raw.strip():
-                    line = _line_of(raw, number, endpoint, owner, wire)
+                    asked = _line_of(raw, number, endpoint, owner, wire)
+                    line = _with_job_id(asked, number, claims)
             except Refused as refused:
                 faults[number] = [_fault(number, refused)]
             line |= {name: _own(line[name], folder, wire) for name in _FILES if name in line}
@@ -89,16 +92,36 @@ def _line_of(raw: bytes, number: int, endpoint: str, owner: str, wire: Wire) -> 
         raise bad_request("", what, "batch.too-many-lines", hint)
     if len(raw) == JSON_BYTES:
         raise bad_request("", f"the line has more than {JSON_BYTES:,} bytes", "batch.bad-json")
-    entry = json_object(raw, "the line", "batch.bad-json")
-    if entry.keys() != _KEYS.keys():
-        what = f"a line must be an object with the keys {', '.join(sorted(_KEYS))}"
-        raise bad_request("", what, "batch.bad-line")
-    expected = {"method": "POST", "url": endpoint}
+    entry = {"method": "POST"} | json_object(raw, "the line", "batch.bad-json")
+    for name in entry.keys() ^ _KEYS.keys():
+        what = f"unknown key {shown(name)}" if name in entry else f"the line has no {name}"
+        hint = f"a line has the keys {', '.join(_KEYS)}"
+        raise bad_request(name, what, "batch.bad-line", hint)
     for name, kind in _KEYS.items():
-        if not isinstance(entry[name], kind) or entry[name] != expected.get(name, entry[name]):
-            hint = f"each line of this batch must be a POST to {endpoint}"
-            raise bad_request(name, f"{name} is {shown(entry[name])}", "batch.bad-line", hint)
-    return {"custom_id": entry["custom_id"]} | wire.line_of(endpoint, entry["body"], owner)
+        if not isinstance(entry[name], kind):
+            what = f"{name} is {shown(entry[name])}, expected {_KINDS[kind]}"
+            raise bad_request(name, what, "batch.bad-line")
+    if (entry["method"].upper(), entry["url"]) != ("POST", endpoint):
+        name = "url" if entry["url"] != endpoint else "method"
+        hint = f"each line of this batch must be a POST to {endpoint}"
+        raise bad_request(name, f"{name} is {shown(entry[name])}", "batch.bad-line", hint)
+    line = wire.line_of(endpoint, entry["body"], owner)
+    line.pop(REQUEST_ID, None)
+    return {"custom_id": entry["custom_id"]} | line
+
+
+def _with_job_id(line: dict[str, Any], number: int, claims: IdClaims) -> dict[str, Any]:
+    """Return a line with an id that can name its job, and with the request's own.
+
+    Raises Refused.
+    """
+    asked, count = line["custom_id"], line["n"]
+    named = {"custom_id": asked, "n": count if type(count) is int else 1}
+    for error in claims.claim_request(named, number, "custom_id"):
+        raise bad_request("custom_id", error.what, error.code, error.hint)
+    if named["custom_id"] == asked:
+        return line
+    return line | {"custom_id": named["custom_id"], REQUEST_ID: asked}
 
 
 def _own(value: Any, folder: Path, wire: Wire) -> Any:

@@ -21,6 +21,8 @@ from hyimg_cli.spec import digest
 
 MANIFEST, RUN = "manifest.jsonl", "run"
 KINDS = ("output", "error")
+# A request's custom_id, if it cannot name a job: the line then has an id made from it.
+REQUEST_ID = "x_custom_id"
 _PICTURE_BYTES = 200_000_000
 # Errors of requests that never ran, by the status of their batch.
 _NEVER_RAN = {
@@ -136,7 +138,8 @@ class BatchResults:
             if all(ends) != (kind == "output"):
                 continue
             asked = digest.of_json([record["id"], line["custom_id"]])[:24]
-            answer = {"id": f"batch_req_{asked}", "custom_id": line["custom_id"]}
+            own = line.get(REQUEST_ID, line["custom_id"])
+            answer = {"id": f"batch_req_{asked}", "custom_id": own}
             if None in ends and False not in ends:
                 name, message = _NEVER_RAN.get(status, _LOST)
                 error = {"code": name, "message": message}

@@ -109,6 +109,9 @@ class Wire:
             what, hint = f"response_format is {shown(asked)}", "allowed: b64_json, url"
             raise bad_request("response_format", what, "manifest.bad-value", hint)
         self._ignore_compression(line)
+        for alias in BY_NAME["n"].aliases:
+            if alias in line:
+                line["n"] = line.pop(alias)
         return {"n": 1} | line | files
 
     def _ignore_compression(self, line: dict[str, Any]) -> None:

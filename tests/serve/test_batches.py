@@ -73,8 +73,8 @@ def test_every_fault_is_told_by_line(serve: Any) -> None:
         {"custom_id": "a", "method": "POST", "url": "/v1/images/generations", "body": CAT}
         for _ in range(6)
     ]
-    lines[1]["custom_id"] = "b/../c"
-    lines[2] |= {"custom_id": "c", "body": CAT | {"seed": "x", "steps": 0, "nonsense": 1}}
+    lines[1]["custom_id"] = 7
+    lines[2] |= {"custom_id": "c", "body": CAT | {"seed": "x", "temperature": -1, "nonsense": 1}}
     lines[3] |= {"custom_id": "d", "url": "/v1/videos"}
     lines[4] |= {"custom_id": "e", "body": [], "more": 1}
     lines[5] |= {"custom_id": "f", "body": {"prompt": "x", "images": [{"file_id": "file-no"}]}}
@@ -88,17 +88,40 @@ def test_every_fault_is_told_by_line(serve: Any) -> None:
     assert batch["in_progress_at"] is None
     found = [(one["line"], one["param"], one["code"]) for one in batch["errors"]["data"]]
     assert found == [
-        (2, "custom_id", "manifest.bad-id"),
+        (2, "custom_id", "batch.bad-line"),
         (3, "seed", "manifest.wrong-type"),
-        (3, "steps", "manifest.out-of-range"),
+        (3, "temperature", "manifest.out-of-range"),
         (3, "nonsense", "manifest.unknown-field"),
         (4, "url", "batch.bad-line"),
-        (5, None, "batch.bad-line"),
+        (5, "more", "batch.bad-line"),
         (6, "images", "file.not-found"),
         (7, None, "batch.bad-json"),
-        (9, None, "manifest.duplicate-id"),
+        (9, "custom_id", "manifest.duplicate-id"),
     ]
     assert all(one["message"] for one in batch["errors"]["data"])
+    assert batch["errors"]["data"][0]["message"] == "custom_id is 7, expected text"
+
+
+def test_a_request_may_have_any_text_as_its_id(serve: Any) -> None:
+    server = serve()
+    names = ["Order 12: cat.jpg", "req:1", "a|b", "тест", "../x", "x" * 129, "a", "A", "cat-0",
+             "cat", "line\nbreak", "😀", " ", "CON", "a/b.c/d"]  # fmt: skip
+    lines = [
+        {
+            "custom_id": name,
+            "url": "/v1/images/generations",
+            "body": CAT | {"n": 1 + (name == "cat")},
+        }
+        for name in names
+    ]
+    lines[3]["method"] = "post"
+    lines[0]["body"]["x_custom_id"] = "theirs"
+    file = server.upload("\n".join(map(json.dumps, lines)).encode()).json()["id"]
+    batch = server.wait(server.begin(CAT, input_file_id=file).json())
+    assert batch["request_counts"]["completed"] == len(names), batch["errors"]
+    found = server.lines(batch["output_file_id"])
+    assert [one["custom_id"] for one in found] == names
+    assert len({one["id"] for one in found}) == len(names)
 
 
 def test_an_empty_file_and_too_many_lines_are_faults(serve: Any, monkeypatch: Any) -> None:
