@@ -1,6 +1,7 @@
-"""Read files of an object store (`s3://bucket/file`) with fsspec, imported on first use.
+"""Read files of an object store (`s3://bucket/file`), and create them, with fsspec.
 
-All errors of a store's library leave this module as OSError, like those of a disk.
+fsspec is imported on first use. All errors of a store's library leave this module as OSError, like
+those of a disk.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Protocol
@@ -40,6 +42,10 @@ _S3_PATIENCE = {
     "read_timeout": 60,
     "retries": {"max_attempts": 8, "mode": "standard"},
 }
+# HTTP's answers to a conditional write: the file exists; another request for it is in progress; the
+# store does not have conditional writes.
+_EXISTS, _CONFLICT, _UNKNOWN = 412, 409, 501
+_CONFLICT_PAUSES_S = (0.1, 1.0, 5.0)
 # Seconds to wait for a store's first answer, and seconds until a warning says that it is slow.
 _FIRST_ANSWER_S, _TOLD_S = 10, 2
 
@@ -150,6 +156,41 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
         copy.write(data)
         copy.flush()
         return open(copy.name, "rb")
+
+
+def create_file(system: Any, path: str, data: bytes) -> None:
+    """Create a file in a store, whole or not at all.
+
+    Raises FileExistsError if it exists, NotImplementedError if the store or its library cannot
+    create a file under that condition, and OSError.
+    """
+    for pause_s in (*_CONFLICT_PAUSES_S, None):
+        try:
+            system.pipe_file(path, data, mode="create")
+            return
+        except TypeError as error:
+            raise NotImplementedError(
+                f"{type(system).__name__} has no conditional writes"
+            ) from error
+        except OSError as error:
+            # Stores agree on the status only: s3fs takes an answer for FileExistsError by an
+            # element that AWS sends, but SeaweedFS and MinIO do not.
+            status = _http_status(error)
+            if status == _EXISTS:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+            if status == _UNKNOWN:
+                raise NotImplementedError(str(error)) from error
+            # Two requests conflict; the other may be this process's own, sent again.
+            if pause_s is None or status != _CONFLICT:
+                raise
+            time.sleep(pause_s)
+
+
+def _http_status(error: OSError) -> int:
+    """Return the status of the answer that botocore raised as the cause; 0 without one."""
+    response = getattr(error.__cause__, "response", None)
+    facts = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    return int(facts.get("HTTPStatusCode", 0))
 
 
 @contextlib.contextmanager

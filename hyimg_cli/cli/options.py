@@ -22,7 +22,7 @@ from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
-from hyimg_cli.settings.kinds import FOLDER, NAMES, RUN_FOLDER, Kind, plain
+from hyimg_cli.settings.kinds import FINISHED_RUN, FOLDER, NAMES, RUN_FOLDER, Kind, plain
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import BY_NAME, PREFIX, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -65,6 +65,7 @@ def _parser(kind: Kind, typed: Callable[[str], Any]) -> Callable[[str], Any]:
 
 # An empty name, for example from an unset variable, does not mean the working folder.
 folder = _parser(FOLDER, Path)
+finished_run = _parser(FINISHED_RUN, Path)
 # A run's results may be at a remote address.
 place = _parser(RUN_FOLDER, partial(joined, Path()))
 

@@ -19,7 +19,7 @@ from hyimg_cli.spec.units import counted
 
 RUN_OR_TEXTS = typer.Argument(
     metavar="RUN",
-    parser=o.folder,
+    parser=o.finished_run,
     help="Output folder of hyimg generate, or a file that hyimg think wrote.",
 )
 _MOST_SHOWN = 20

@@ -35,7 +35,7 @@ from hyimg_cli.files import json_of, opened, replace_file
 from hyimg_cli.journal.disk import disk_errors, in_use, is_process, taken_over
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RunFolder, files_of_result, json_line
 from hyimg_cli.journal.journal_file import outcomes_in
-from hyimg_cli.remote import as_os_errors, locate
+from hyimg_cli.remote import as_os_errors, create_file, locate
 from hyimg_cli.spec import digest
 
 PARTS = "results"
@@ -46,8 +46,6 @@ _PARTING_S = STALE_S
 # Number of single parts after which they are joined into one.
 _JOINED_AFTER = 256
 _AT_ONCE = 16
-# S3's answer if two requests for one name conflict; the request may be sent again.
-_CONFLICT, _CONFLICT_PAUSES_S = "ConditionalRequestConflict", (0.1, 1.0, 5.0)
 _JOURNAL = re.compile(rf"{PARTS}(-[0-9]+-of-[0-9]+)?")
 _LEASE = re.compile(r"lease(-[0-9]+-of-[0-9]+)?\.json")
 _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
@@ -56,48 +54,45 @@ _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 class PartJournal:
     """A journal of numbered parts. `append` returns once the lines are in the store."""
 
-    def __init__(self, store: Any, run: str, parts: str = PARTS) -> None:
-        """Start after the last part.
+    def __init__(self, store: Any, place: Path, run: str, parts: str = PARTS) -> None:
+        """Start after the last part; `place` is the folder that `store` is.
 
         Raises OSError, or MachineError if two writers can create the same object in this store.
         """
-        self._store, self._parts, self._run = store, parts, run
-        self._where = Path(store.path, parts)
+        self._store, self._place, self._parts, self._run = store, place, parts, run
         joined, single = _list_parts(store, parts)
         self._next = [joined, *single][-1] + 1
-        first = self._name()
+        first, self._begins_at = self._name(), self._next + 1
         try:
             self.append([])
-            store.pipe_file(first, self._signed([]), mode="create")  # the second time must fail
+            create_file(store, first, self._signed([]))  # the second time must fail
         except FileExistsError:
             return
-        except (TypeError, NotImplementedError):
-            pass  # the store does not support mode="create"
+        except NotImplementedError:
+            pass
         raise MachineError(
             "this store allows two writers to create the same object, so a run there would "
             "not be safe",
-            where=self._where,
-            hint="use a store with conditional writes (S3, GCS, MinIO from 2024 on), or a folder",
+            where=place / parts,
+            hint="use a store with conditional writes (S3, GCS, SeaweedFS, MinIO from 2024 on), "
+            "or a folder",
             code="machine.store",
         )
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Add lines in one part. Raises StorageError if another run has taken over."""
+        """Add lines in one part.
+
+        Raises StorageError if another run has taken over, OutputFolderError if this run had added
+        nothing by then.
+        """
         part = self._signed(lines)
         try:
-            for pause_s in (*_CONFLICT_PAUSES_S, None):
-                try:
-                    self._store.pipe_file(self._name(), part, mode="create")
-                    break
-                except OSError as error:
-                    # Two requests conflict; the other may be this run's own, sent again.
-                    if pause_s is None or _CONFLICT not in str(error.__cause__):
-                        raise
-                    time.sleep(pause_s)
+            create_file(self._store, self._name(), part)
         except FileExistsError:
             # The answer to this run's own request may have been lost, and the request sent again.
             if self._store.cat_file(self._name()) != part:
-                raise taken_over(self._where) from None
+                is_late = self._next <= self._begins_at
+                raise (in_use if is_late else taken_over)(self._place) from None
         self._next += 1
 
     def _name(self) -> str:
@@ -137,7 +132,7 @@ class BucketFolder(RunFolder):
             self._refuse_held(store)
             self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
-            self._journal_parts = PartJournal(store, self._run, self._parts)
+            self._journal_parts = PartJournal(store, self.place, self._run, self._parts)
             self._join_parts(store)
             self._count_attempts()
             self._renew(store)
@@ -170,7 +165,7 @@ class BucketFolder(RunFolder):
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
         with self._open_store() as store:
             found = _list_names(store, "", _JOURNAL)
-            journals = {name[0]: _read_parts(store, name[0]) for name in found}
+            journals = {name[0]: _read_parts(store, self.place, name[0]) for name in found}
         for name, data in journals.items():
             yield outcomes_in(data, self.place / name)
 
@@ -246,11 +241,12 @@ class BucketFolder(RunFolder):
         joined, single = _list_parts(store, self._parts)
         if single[-1] - joined < _JOINED_AFTER:
             return
-        outcomes = outcomes_in(_read_parts(store, self._parts), self.place / self._parts)
+        lines = _read_parts(store, self.place, self._parts)
+        outcomes = outcomes_in(lines, self.place / self._parts)
         latest = {entry["custom_id"]: json_line(entry) for entry in outcomes}
         with suppress(FileExistsError):
             name = f"{self._parts}/{single[-1]:08}.all.jsonl"
-            store.pipe_file(name, b"".join(latest.values()), mode="create")
+            create_file(store, name, b"".join(latest.values()))
 
     def _refuse_held(self, store: Any) -> None:
         """Raise OutputFolderError if a lease that excludes this run is renewed while we watch.
@@ -322,14 +318,14 @@ def _read_lease(store: Any, name: str) -> dict[str, Any]:
     return {}
 
 
-def _read_parts(store: Any, parts: str) -> bytes:
+def _read_parts(store: Any, place: Path, parts: str) -> bytes:
     """Return the lines of all parts. Raises OutputFolderError if a part between is missing."""
     joined, single = _list_parts(store, parts)
     gap = next((n for n, number in enumerate(single, joined + 1) if n != number), None)
     if gap is not None:
         raise OutputFolderError(
             f"part {gap:08}.jsonl of the journal is missing",
-            where=f"{store.path}/{parts}",
+            where=place / parts,
             hint="restore it; without it hyimg cannot tell which jobs are done",
             code="output.damaged-journal",
         )

@@ -34,10 +34,11 @@ def take_lock(path: Path, held: contextlib.ExitStack, wait_s: float = 0.0) -> in
     return lock
 
 
-def in_use(folder: Path, holder: str) -> OutputFolderError:
+def in_use(folder: Path, holder: str = "") -> OutputFolderError:
     """Return the error of a folder that another run writes to."""
+    by = f": {holder}" if holder else ""
     return OutputFolderError(
-        f"another run is writing to this folder: {holder}",
+        f"another run is writing to this folder{by}",
         where=folder,
         hint="wait for it, stop it, or choose another folder",
         code="output.in-use",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
@@ -79,6 +80,7 @@ def find_pairs(
     ManifestError for faults of the manifest.
     """
     for path in (a, *([] if b is None else [b])):
+        _refuse_address(path)
         if not os.path.exists(path):
             raise _fault("file or folder not found", path, slug="missing")
     pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
@@ -232,11 +234,20 @@ def _pair(line: str, folder: Path) -> Pair:
         raise UsageError("not an object of strings", hint=shape)
     if not {"a", "b"} <= entry.keys() <= {"a", "b", "name"}:
         raise UsageError(f"its keys are {shown([*entry])}", hint=shape)
+    for side in ("a", "b"):
+        _refuse_address(entry[side])
     paths = [folder / entry[side] for side in ("a", "b")]
     if absent := [str(path) for path in paths if not os.path.exists(path)]:
         hint = "paths are relative to the manifest"
         raise UsageError(f"file not found: {', '.join(absent)}", hint=hint)
     return Pair(entry.get("name") or entry["b"], *paths)
+
+
+def _refuse_address(place: Path | str) -> None:
+    if address := address_of(place):
+        what = f"{address} is in an object store, and eval compares files on this machine"
+        hint = f"copy the run to this machine: hyimg merge {address} -o FOLDER"
+        raise UsageError(what, hint=hint, code="eval.address")
 
 
 def _fault(what: str, where: Path, hint: str = "", *, slug: str = "pairs") -> UsageError:

@@ -207,7 +207,7 @@ class AskedJobs:
         if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
             hint = f"give a folder with {RESULTS}: the -o of hyimg generate"
             if address := address_of(folder):
-                hint = f"download it: hyimg merge {address} -o FOLDER"
+                hint = f"copy the run to this machine: hyimg merge {address} -o FOLDER"
             what = "this is not the output folder of a run on this machine"
             raise UsageError(what, where=folder, hint=hint, code="report.no-run")
         self._folder = folder

@@ -280,6 +280,11 @@ _folder_kind = partial(
     metavar="path",
 )
 FOLDER = _folder_kind(f"(?!{ADDRESS_PATTERN}){WRITTEN}")
+FINISHED_RUN = _folder_kind(
+    f"(?!{ADDRESS_PATTERN}){WRITTEN}",
+    hint="copy a run from a store to this machine: hyimg merge ADDRESS -o FOLDER; put ./ before a "
+    "path that looks like an address",
+)
 RUN_FOLDER = _folder_kind(f"(?!(?:{NO_STORE}):/){WRITTEN}")
 NAMES = Kind(
     _names,

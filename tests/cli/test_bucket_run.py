@@ -20,7 +20,7 @@ from store_server import Endpoint, addresses_at, s3_endpoint
 
 from hyimg_cli import remote
 from hyimg_cli.engine import run
-from hyimg_cli.errors import OutputFolderError, StorageError
+from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal import bucket
 
 Run = Callable[..., Any]
@@ -40,7 +40,6 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoi
 def filled(folder: Path) -> None:
     """The bucket with a manifest and the sources that it names."""
     system, _ = remote.locate("s3://bucket")
-    system.mkdir("bucket")
     lines = []
     for n in range(JOBS):
         Image.new("RGB", (64, 64), (60 * n, 90, 30)).save(folder / "in.png")
@@ -139,8 +138,9 @@ def test_of_two_commands_that_both_find_no_lease_one_stops(
     drivers = [started(tmp_path / name) for name in ("one", "two")]
     told = {driver.communicate()[1]: driver.returncode for driver in drivers}
     (stopped,) = [text for text, code in told.items() if code]
-    assert sorted(told.values()) == [0, StorageError.exit_code]
-    assert "another run is writing to this folder; this run lost its lock" in stopped
+    assert sorted(told.values()) == [0, OutputFolderError.exit_code]
+    assert "error[output.in-use]: another run is writing to this folder\n" in stopped
+    assert "--> s3://bucket/run\n" in stopped
     system, _ = remote.locate("s3://bucket")
     parts = [system.cat_file(name) for name in sorted(system.ls("bucket/run/results"))]
     lines = [json.loads(line) for part in parts for line in part.splitlines()[1:]]

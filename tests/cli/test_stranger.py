@@ -55,6 +55,14 @@ def test_an_address_that_nobody_serves_makes_no_folder(
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
 
 
+@pytest.mark.parametrize("command", ["report", "eval psnr .", "score", "pick"])
+def test_what_reads_a_folder_says_how_a_run_in_a_store_gets_there(
+    run_cli: Run, command: str
+) -> None:
+    ran = run_cli(*command.split(), "s3://bucket/run")
+    assert (ran.code, "to this machine: hyimg merge " in ran.err) == (2, True), ran.err
+
+
 def test_a_recipe_names_no_address_either(
     run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:

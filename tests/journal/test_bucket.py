@@ -1,4 +1,4 @@
-"""A run's folder in an object store: a real S3 endpoint over HTTP, and what may go wrong there."""
+"""A run's folder in an object store: SeaweedFS, and what may go wrong between it and a run."""
 
 import json
 import sys
@@ -45,12 +45,12 @@ def endpoint(served: Endpoint, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endp
     """The endpoint with an empty bucket, quick to lose patience."""
     monkeypatch.setattr(bucket, "RENEWED_S", 0.05)
     monkeypatch.setattr(bucket, "STALE_S", 0.3)
-    served.fault = lambda method, path: None
+    served.fault, served.refusal = lambda method, path: None, None
+    served.knows_conditions = True
     with addresses_at(served, monkeypatch):
         system, _ = remote.locate("s3://bucket")
-        if system.exists("bucket"):
-            system.rm("bucket", recursive=True)
-        system.mkdir("bucket")
+        if names := system.find("bucket"):
+            system.rm(names)
         served.requests.clear()
         yield served
 
@@ -151,13 +151,14 @@ def test_names_of_results_are_found_there_made_or_planned() -> None:
 def test_who_is_taken_for_dead_stops_at_its_next_line(endpoint: Endpoint) -> None:
     """It was frozen, and its lease ran out; no clock is asked."""
     store = bucket._locate_folder("s3://bucket/run")
-    first = PartJournal(store, "first")
+    first = PartJournal(store, PLACE, "first")
     first.append([b'{"custom_id": "a"}\n'])
-    second = PartJournal(store, "second")
+    second = PartJournal(store, PLACE, "second")
     with pytest.raises(
         StorageError, match="another run is writing to this folder; this run lost its lock"
-    ):
+    ) as lost:
         first.append([b'{"custom_id": "b"}\n'])
+    assert (lost.value.code, lost.value.where) == ("storage.in-use", "s3://bucket/run")
     second.append([b'{"custom_id": "c"}\n'])
     with pytest.raises(StorageError):
         first.append([b'{"custom_id": "b"}\n'])
@@ -173,12 +174,12 @@ def test_writers_that_take_over_from_each_other_lose_no_line_that_was_acknowledg
         store = bucket._locate_folder("s3://bucket/run")
         for turn in range(4):
             try:
-                journal = PartJournal(store, f"{writer} {turn}")
+                journal = PartJournal(store, PLACE, f"{writer} {turn}")
                 for n in range(3):
                     name = f"{writer}-{turn}-{n}"
                     journal.append([json.dumps({"custom_id": name}).encode() + b"\n"])
                     acknowledged.append(name)
-            except StorageError:
+            except (StorageError, OutputFolderError):
                 continue
 
     threads = [threading.Thread(target=write, args=(n,)) for n in range(3)]
@@ -199,8 +200,8 @@ def once(fault: Any, wanted: Callable[[str, str], bool]) -> Callable[[str, str],
 @pytest.mark.parametrize(
     ("fault", "part"),
     [
-        *((fault, "results/00000001") for fault in ("lost", "503", "409", 0.3)),
-        *((fault, "outputs/a.png") for fault in ("lost", "503", 0.3)),
+        *((fault, "results/00000001") for fault in ("lost", "503", "409", "failed", "twice", 0.3)),
+        *((fault, "outputs/a.png") for fault in ("lost", "503", "doubled", 0.3)),
     ],
 )
 def test_a_lost_answer_a_busy_store_and_a_slow_one_cost_no_line(
@@ -211,7 +212,7 @@ def test_a_lost_answer_a_busy_store_and_a_slow_one_cost_no_line(
         folder.append(done(folder, "a"))
         folder.append(done(folder, "b"))
     tries = [path for method, path in endpoint.requests if method == "PUT" and part in path]
-    assert len(tries) == (1 if fault == 0.3 else 2)
+    assert len(tries) == (1 if fault in ("twice", "doubled", 0.3) else 2)
     assert list(run_folder(PLACE).results()) == ["a", "b"]
     assert len([name for name in names_in("s3://bucket/run") if "results" in name]) == 3
 
@@ -238,14 +239,57 @@ def test_a_store_that_stays_away_ends_the_run_in_plain_words(
         run_folder(PLACE).results()
 
 
-def test_a_store_that_ignores_conditions_is_refused(
-    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("knows_conditions", [True, False])
+def test_a_store_without_conditions_is_refused(endpoint: Endpoint, knows_conditions: bool) -> None:
+    """Whether it ignores them, as rclone does, or says that it does not know them."""
+    endpoint.knows_conditions = knows_conditions
+    if knows_conditions:
+        endpoint.fault = lambda method, path: "501" if method == "PUT" else None
+    with (
+        pytest.raises(MachineError, match="two writers to create the same object") as refused,
+        run_folder(PLACE),
+    ):
+        pass
+    assert (refused.value.code, refused.value.where) == ("machine.store", "s3://bucket/run/results")
+
+
+_REFUSED = b"<Error><Code>PreconditionFailed</Code><Message>It did not hold</Message>%b</Error>"
+_OF_MINIO = b"<Key>k</Key><BucketName>bucket</BucketName><Resource>/bucket/k</Resource><Region/>"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        *(None, b"", b"<html>412 Precondition Failed</html>", _REFUSED % _OF_MINIO),
+        _REFUSED % b"<Condition>If-None-Match</Condition>",
+        b"<Error><Code>412</Code></Error>",
+    ],
+    ids=["SeaweedFS", "nothing", "a proxy", "MinIO", "AWS", "a number"],
+)
+def test_a_store_says_in_its_own_words_that_a_part_exists(
+    endpoint: Endpoint, refusal: bytes | None
 ) -> None:
+    endpoint.refusal = refusal
     store = bucket._locate_folder("s3://bucket/run")
-    plain = store.pipe_file
-    monkeypatch.setattr(store, "pipe_file", lambda path, value, mode: plain(path, value))
-    with pytest.raises(MachineError, match="two writers to create the same object"):
-        PartJournal(store, "a")
+    first = PartJournal(store, PLACE, "first")
+    endpoint.fault = once("twice", lambda method, path: path.endswith("00000001.jsonl"))
+    first.append([b'{"custom_id": "a"}\n'])
+    PartJournal(store, PLACE, "second").append([b'{"custom_id": "b"}\n'])
+    with pytest.raises(StorageError, match="this run lost its lock"):
+        first.append([b'{"custom_id": "c"}\n'])
+    assert list(run_folder(PLACE).results()) == ["a", "b"]
+
+
+def test_a_run_that_is_replaced_before_its_first_line_is_refused_as_one_that_comes_later(
+    endpoint: Endpoint,
+) -> None:
+    """Two that begin together find no lease of each other; one of them has drawn nothing."""
+    store = bucket._locate_folder("s3://bucket/run")
+    first = PartJournal(store, PLACE, "first")
+    PartJournal(store, PLACE, "second")
+    with pytest.raises(OutputFolderError, match="another run is writing to this folder") as refused:
+        first.append([b'{"custom_id": "a"}\n'])
+    assert (refused.value.code, refused.value.where) == ("output.in-use", "s3://bucket/run")
 
 
 def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
@@ -335,8 +379,10 @@ def test_many_parts_are_joined_once_and_a_hole_is_told(
     with run_folder(PLACE) as folder:
         folder.append(Outcome("more", "failed", key="k"))
     system.rm_file("bucket/run/results/00000008.jsonl")
-    with pytest.raises(OutputFolderError, match=r"part 00000008\.jsonl of the journal is missing"):
+    missing = r"part 00000008\.jsonl of the journal is missing"
+    with pytest.raises(OutputFolderError, match=missing) as refused:
         run_folder(PLACE).results()
+    assert refused.value.where == "s3://bucket/run/results"
 
 
 @pytest.mark.usefixtures("endpoint")

@@ -149,6 +149,22 @@ def test_a_run_goes_with_a_run(
     assert str(run / "outputs") in caught.value.hint
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_run_in_a_store_is_copied_first(
+    write_manifest: Callable[..., Path], tmp_path: Path, side: int
+) -> None:
+    """A path has lost a slash of the address; a manifest's line has not."""
+    places = [tmp_path, tmp_path]
+    places[side] = Path("S3://runs/night")
+    manifest = write_manifest({"a": str(places[0]), "b": str(places[1])})
+    for asked in (places, [manifest]):
+        with pytest.raises(UsageError) as refused:
+            find_pairs(*asked)
+        fault = next(iter(getattr(refused.value, "faults", [refused.value])))
+        assert "s3://runs/night is in an object store" in fault.what
+        assert fault.hint == "copy the run to this machine: hyimg merge s3://runs/night -o FOLDER"
+
+
 def test_a_manifest_lists_pairs(write_manifest: Callable[..., Path], tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         (tmp_path / name).touch()

@@ -67,7 +67,6 @@ def test_a_bucket_has_the_same_files(
     manifest, flags, files = whole
     with s3_endpoint() as served, addresses_at(served, monkeypatch):
         system, _ = remote.locate("s3://bucket")
-        system.mkdir("bucket")
         for path in (manifest, *tmp_path.glob("s*.png")):
             system.put_file(str(path), f"bucket/in/{Path(path).name}")
         name = f"s3://bucket/in/{Path(manifest).name}"
