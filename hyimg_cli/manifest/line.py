@@ -19,10 +19,11 @@ from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.files import json_of, refuse_constant
 from hyimg_cli.manifest.envelope import unwrap
 from hyimg_cli.manifest.fields import AR_FIELDS, BY_NAME, COT_FIELDS, NOT_IN, SAMPLED_FIELDS
+from hyimg_cli.manifest.json_faults import NO_LIST, explain
 from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import digests_of, tag_fault
-from hyimg_cli.settings.kinds import as_json, size_request, text
+from hyimg_cli.settings.kinds import SIZE_PATTERN, as_json, size_request, text
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
@@ -51,6 +52,18 @@ _UPSCALING = (
     *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
     *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
 )
+# Names that other tools use for a field, and the field.
+_OTHER_NAMES = {
+    "guidance_scale": ("cfg", "cfg_scale", "cfgscale", "true_cfg_scale", "true_cfg", "guidance"),
+    "size": ("aspect_ratio", "aspectratio", "aspect", "ratio", "resolution", "dimensions"),
+    "images": ("init_image", "input_image", "input_images", "source_image", "reference_image"),
+    "negative_prompt": ("negative", "neg_prompt", "uc"),
+    "n": ("num_images", "num_images_per_prompt", "batch_count", "batch_size", "num_samples"),
+    "prompt": ("text", "caption", "instruction", "edit_instruction", "positive_prompt"),
+    "num_inference_steps": ("num_steps", "sampling_steps", "inference_steps"),
+    "lora": ("loras", "lora_path", "lora_weights", "lora_name"),
+}
+_FIELD_OF = {other: field for field, others in _OTHER_NAMES.items() for other in others}
 _PROMPTED = "say in the prompt how much to change"
 _ENLARGED = "size selects one of the model's sizes; enlarge the file afterwards"
 NOT_SUPPORTED = dict.fromkeys(_STRENGTH, ("strength of an edit", _PROMPTED))
@@ -111,6 +124,12 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
         elif isinstance(value, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", value):
             size = value
         hint = f'write "size": "{size}"; the official script puts height first'
+    elif meant := _FIELD_OF.get(re.sub(r"[\s-]", "_", key.lower())):
+        hint = f'did you mean "{meant}"?'
+        if meant == "size":
+            hint = 'write "size": "W:H" or "WIDTHxHEIGHT", width first'
+            if isinstance(value, str) and re.fullmatch(SIZE_PATTERN, value, re.ASCII):
+                hint = f'write "size": "{value}"'
     elif close := nearest(key, BY_NAME):
         hint = f'did you mean "{close}"?'
     return f"{shown(key)} is not a field", hint
@@ -419,15 +438,15 @@ def _parsed(text: str) -> dict[str, Any]:
     except UnicodeEncodeError:
         what, hint = "a text contains half of a surrogate pair", "write it as UTF-8"
         raise BadValue(what, hint, "bad-json") from None
+    except json.JSONDecodeError as error:
+        raise BadValue(*explain(text, error), "bad-json") from None
     except ValueError as error:
         why = "a number has too many digits" if "digits" in str(error) else str(error)
-        if isinstance(error, json.JSONDecodeError):
-            why = error.msg.removesuffix(" at")
-            why = f"{why[:1].lower()}{why[1:]} at column {error.colno}"
         what, hint = f"not valid JSON: {why}", "write one JSON object per line"
         raise BadValue(what, hint, "bad-json") from None
     if not isinstance(entry, dict):
         what, hint = f"{shown(entry)} is not a JSON object", 'write an object: {"prompt": "…"}'
+        hint = NO_LIST if isinstance(entry, list) else hint
         raise BadValue(what, hint, "not-an-object")
     return entry
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -16,6 +17,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import MANIFEST_BYTES, SETTINGS_BYTES, bounded, bytes_of
 from hyimg_cli.manifest.ids import IdClaims, child_ids
+from hyimg_cli.manifest.json_faults import NO_LIST, ends_early
 from hyimg_cli.manifest.line import Line, ManifestLine, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
 from hyimg_cli.spec import digest
@@ -25,7 +27,6 @@ _STEM_LENGTH = 100
 BOM = b"\xef\xbb\xbf"
 # This many lines in a row that are not JSON objects mean a file of another kind.
 _MOST_UNREAD = 1000
-_NO_LIST = "write one JSON object per line, without a list around them"
 # Files of other kinds that are given as a manifest, by their first bytes: their kind, and a hint.
 _OTHER_FILES = {
     b"PK\3\4": ("a spreadsheet or a zip", 'save a spreadsheet as "CSV UTF-8"; unpack a zip'),
@@ -153,14 +154,17 @@ class _Reading:
         self._claims = IdClaims()
 
     def read(self, data: bytes) -> None:
-        _, first = next(text_lines(data), (0, b""))
+        (_, first), (_, second) = (*islice(text_lines(data), 2), (0, b""), (0, b""))[:2]
         if data.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in data[:2]:
             what, hint = "the file is UTF-16 or similar, not UTF-8", "save it as UTF-8"
             self._refuse_file("not-utf8", what, hint)
         elif not first:
             self._refuse_file("empty", "the file has no jobs", "write one job per line")
-        elif first in (b"[", b"{") and self.suffix not in (".txt", *DELIMITERS):
-            self._refuse_file("not-json-lines", "a JSON object spans several lines", _NO_LIST)
+        elif self.suffix not in (".txt", *DELIMITERS) and _spans_lines(first, second):
+            is_list = first.startswith(b"[")
+            what = "the lines are a JSON list" if is_list else "a JSON object spans several lines"
+            hint = f"{NO_LIST}: jq -c {'.[]' if is_list else '.'} {self.title} > lines.jsonl"
+            self._refuse_file("not-json-lines", what, hint)
         else:
             lines = self._text_lines(data)
             if self.suffix in DELIMITERS:
@@ -186,14 +190,14 @@ class _Reading:
             line = Line(f"{self.title}:{number}")
             if len(raw) > SETTINGS_BYTES:
                 what = f"the line has {len(raw):,} bytes; the limit is {SETTINGS_BYTES:,}"
-                line.add("too-long", what, hint=_NO_LIST)
+                line.add("too-long", what, hint=NO_LIST)
             else:
                 line.read(raw, is_prompt=self.suffix == ".txt")
             yield number, line
             unread = 0 if line.given or line.extra or line.unknown else unread + 1
             if unread == _MOST_UNREAD:
                 what = f"{unread:,} lines in a row are not JSON objects; the rest was not read"
-                self._refuse_file("not-json-lines", what, _NO_LIST)
+                self._refuse_file("not-json-lines", what, NO_LIST)
                 return
 
     def _take(self, line: Line, number: int) -> None:
@@ -228,6 +232,12 @@ class _Reading:
         if line.fields["custom_id"] != asked:  # the answer must have the request's own
             line.extra = {"x_custom_id": asked} | line.extra
         return found
+
+
+def _spans_lines(first: bytes, second: bytes) -> bool:
+    """Return True if a list or an object that begins on the first line goes on below it."""
+    is_open = len(first) <= SETTINGS_BYTES and ends_early(first.decode("utf-8", "replace"))
+    return is_open and (first.startswith(b"[") or not second.startswith(b"{"))
 
 
 def _id_stem(stem: str) -> str:

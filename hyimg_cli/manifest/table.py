@@ -15,6 +15,10 @@ from hyimg_cli.manifest.line import Line, fault, plain_key
 from hyimg_cli.spec.units import counted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# A first line by which a spreadsheet program is told the delimiter.
+_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?[ \t]*\r?\n', re.IGNORECASE)
+# The kinds of cells that hold numbers.
+_NUMBERS = ("int", "float", "low,high")
 
 
 def read_table(
@@ -22,9 +26,8 @@ def read_table(
 ) -> Iterator[tuple[int, Line]]:
     """Yield the records of a file as lines, each with its number.
 
-    Never raises for the contents. Faults that belong to no record are added to `faults`. In a CSV
-    file, semicolons may replace commas, because spreadsheets write them where the decimal separator
-    is a comma.
+    Never raises for the contents. Faults that belong to no record are added to `faults`. Another
+    delimiter is used if the file names one (`sep=;`), or if its first row has only that one.
     """
     try:
         text = data.decode()
@@ -33,25 +36,63 @@ def read_table(
         hint = 'save the table as UTF-8; in a spreadsheet program, choose "CSV UTF-8"'
         faults.append(fault("not-utf8", "the line is not UTF-8", f"{title}:{number}", hint))
         return
-    head = text.lstrip().partition("\n")[0]
-    if delimiter == "," and "," not in head and ";" in head:
-        delimiter = ";"
+    if named := _SEPARATOR.match(text):
+        delimiter, text = named[1], "\n" + text[named.end() :]
+    else:
+        head = text.lstrip().partition("\n")[0]
+        found = [one for one in ",;\t" if one in head]
+        delimiter = found[0] if len(found) == 1 else delimiter
     rows = _rows(text, title, delimiter, faults)
-    header = next(rows, None)
-    columns = [] if header is None else _columns(header[1], f"{title}:{header[0]}", faults)
+    number, header = next(rows, (1, []))
+    columns = _columns(header, f"{title}:{number}", faults) if header else []
     if faults and "prompt" not in columns:  # a column's fault is in every row
         return
-    records = list(rows)
-    if not records and not faults:
-        faults.append(fault("empty", "the file has no jobs", title, "write one job per row"))
-    for number, row in records:
-        line, named = Line(f"{title}:{number}"), zip(columns, row, strict=False)
+    is_empty, own = True, _own_names(header)
+    for number, row in rows:
+        names = _own_names(row)
+        if names == own:  # tables were joined
+            continue
+        is_empty = False
+        if "prompt" in names and len(names) > 1 and BY_NAME.keys() >= set(filter(None, names)):
+            what = "the row names other columns than the first row; the rest was not read"
+            hint = "put each table into a file of its own"
+            faults.append(fault("bad-csv", what, f"{title}:{number}", hint))
+            return
+        line, cells = Line(f"{title}:{number}"), zip(columns, row, strict=False)
         # Cells in unknown columns are left out: the column name is the fault.
-        line.read_fields(((name, text) for name, text in named if name is not None), are_cells=True)
+        texts = ((name, _with_points(name, text, delimiter)) for name, text in cells if name)
+        line.read_fields(texts, are_cells=True)
         if beyond := sum(bool(text.strip()) for text in row[len(columns) :]):
             what = f"the row has {counted(beyond, 'cell')} too many"
             line.add("bad-csv", what, hint="put quotes around a cell that contains a comma")
         yield number, line
+    if is_empty and not faults:
+        faults.append(fault("empty", "the file has no jobs", title, "write one job per row"))
+
+
+def _with_points(name: str, cell: str, delimiter: str) -> str:
+    """Return a cell with numbers as 2.5, where a spreadsheet wrote 2,5.
+
+    In a table with commas between its cells, a comma in a number is not a decimal separator, and
+    1,000 may be a thousand unless semicolons are between them.
+    """
+    known = BY_NAME.get(name)
+    if known is None or "," not in cell or known.kind.metavar not in _NUMBERS or delimiter == ",":
+        return cell
+    digits = r"\d+" if delimiter == ";" else r"(?!\d{3}(?!\d))\d+"
+    whole = re.compile(rf"([+-]?\d*),({digits}(?:[eE][+-]?\d+)?)")
+    parts = re.split(r"([\s;]+)", cell.strip())
+    if len(parts) == 1 and known.kind.metavar == "low,high":
+        return cell
+    return "".join(whole.sub(r"\1.\2", one) if whole.fullmatch(one) else one for one in parts)
+
+
+def _own_names(row: Sequence[str]) -> list[str]:
+    """Return the names of columns as fields are written: `Custom ID` is custom_id.
+
+    A table that was joined to others may begin with a byte order mark.
+    """
+    return [re.sub(r"[\s-]+", "_", name.strip("\ufeff \t").lower()) for name in row]
 
 
 def _rows(
@@ -79,11 +120,11 @@ def _rows(
 
 def _columns(row: Sequence[str], place: str, faults: list[HyimgError]) -> list[str | None]:
     """Return the field of each column; None for an unknown name."""
-    names = []
-    for name in map(str.strip, row):
-        # `Image` and `Custom ID` in a spreadsheet mean fields too.
-        own = re.sub(r"[\s-]+", "_", name.lower())
-        names.append(own if own in BY_NAME else name)
+    # pandas names the column of its row numbers.
+    named = [re.sub("Unnamed: [0-9]+", "", name.strip()) for name in row]
+    # `Image` and `Custom ID` in a spreadsheet mean fields too.
+    both = zip(_own_names(row), named, strict=True)
+    names = [own if own in BY_NAME else name for own, name in both]
     if not any(name in BY_NAME for name in names):
         hint = "for example custom_id,prompt,images,seed"
         what = "the first row must name the columns"

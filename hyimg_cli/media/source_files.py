@@ -47,6 +47,8 @@ def file_faults(path: Path) -> Iterator[None]:
         hint = "write paths relative to the manifest"
         if "\\" in path.name:
             hint += ", with forward slashes"
+        if re.search(r"\.\w{3,4}\s*,", str(path)):
+            hint = "separate several images with ; in a table, and as a list in JSON"
         raise _fault("missing", "file not found", path, hint) from error
     except IsADirectoryError as error:
         raise _fault("is-a-folder", "the path is a folder", path, "name a picture in it") from error

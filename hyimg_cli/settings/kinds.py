@@ -30,6 +30,8 @@ def matching(pattern: str) -> dict[str, Any]:
 NO_STORES = ("file", "local", "memory", "http", "https", "data", "ftp")
 MIN_SIDE, MAX_SIDE, MAX_RATIO = 16, 8192, 16
 Side = Annotated[int, Interval(ge=MIN_SIDE, le=MAX_SIDE)]
+# Above it, a float is not exact.
+_MOST_EXACT = 2**53
 # The kind of a value that is copied through.
 MAX_DEPTH = 100
 # A folder's name has no dot, so no folder can be another job's file: "a.frames", "a.png".
@@ -113,10 +115,17 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
     def read(value: Any) -> Any:
         if type(value) in (str, bool):  # 1 is not true
             value = named.get(value, value)
+        if base is int and type(value) is float and abs(value) <= _MOST_EXACT and value % 1 == 0:
+            value = int(
+                value
+            )  # pandas writes whole numbers as 4.0 if a cell of the column is empty
         try:
             return adapter().validate_python(value)
         except ValueError:
             what = shown(value)
+        if base is int and type(value) is float and value % 1 == 0:
+            exact = "write it without a decimal point"
+            raise BadValue(f"{what} is not exact above 2^53", exact, "out-of-range")
         if choices and type(value) is str:
             close = nearest(value, choices)
             guess = f'did you mean "{close}"? ' if close else ""
@@ -127,9 +136,9 @@ def plain(annotation: Any, aliases: Mapping[Any, str] | None = None) -> Kind:
 
     def split(text: str) -> Any:
         text = text.strip()
-        if base in (int, float):
+        for number in (int, float) if base is int else (float,) if base is float else ():
             with suppress(ValueError):
-                return base(text)
+                return number(text)
         return _TRUTHS.get(text.lower(), text) if base is bool or "on" in choices else text
 
     metavar = base.__name__ if base in (int, float) else "str"

@@ -2,6 +2,7 @@
 
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,9 @@ class PathKind(Kind):
 
     def resolve_name(self, name: str, folder: Path) -> str:
         """Return a name of a line in `folder`; a path becomes relative to the working folder."""
-        return self.as_path(shown_place(joined(folder, name))) if self.is_path(name) else name
+        if not self.is_path(name):
+            return name
+        return self.as_path(_on_disk(shown_place(joined(folder, name))))
 
 
 class ModelName(PathKind):
@@ -74,7 +77,7 @@ class Camera(PathKind):
     """Camera keys, the path of a file of poses, or the path of a folder with one."""
 
     def resolve_name(self, name: str, folder: Path) -> str:
-        there = shown_place(joined(folder, name))
+        there = _on_disk(shown_place(joined(folder, name)))
         if os.path.isdir(there):
             return f"{there}/poses{POSES_SUFFIX}"
         return there if self.is_path(name) else name
@@ -99,8 +102,21 @@ class Loras(PathKind):
     def resolve_name(self, name: str, folder: Path) -> str:
         """Return a file in `folder`, else one in the working folder, else the name unchanged."""
         file = os.path.expanduser(name)
-        present = filter(os.path.isfile, (str(folder / file), file))
+        present = filter(os.path.isfile, map(_on_disk, (str(folder / file), file)))
         return next(map(self.as_path, present), name)
+
+
+def _on_disk(path: str) -> str:
+    """Return the path of a file that exists if only the encoding of accents differs from it."""
+    if path.isascii() or scheme_of(path) or os.path.lexists(path):
+        return path
+    found = ""
+    for part in Path(path).parts:
+        forms = (part, *(unicodedata.normalize(form, part) for form in ("NFC", "NFD")))
+        found = next(filter(os.path.lexists, (os.path.join(found, one) for one in forms)), "")
+        if not found:
+            return path
+    return found
 
 
 def is_hub_file(name: str) -> bool:
@@ -115,6 +131,14 @@ def _paths(value: Any) -> tuple[str, ...]:
         hint = f"give 1 to {MAX_SOURCE_IMAGES}: no model takes more"
         raise BadValue(f"{len(paths)} images", hint, "too-many-images")
     return tuple(map(_PICTURE.read, paths))
+
+
+def _names_in_cell(cell: str) -> list[str]:
+    """Return the paths in a table's cell. Raises BadValue for a list of JSON or of Python."""
+    if re.match(r"""\s*\[\s*["']""", cell):
+        hint = "write the paths alone, with ; between them: a.png;b.png"
+        raise BadValue(f"{shown(cell)} is a list", hint, "wrong-type")
+    return [path.strip() for path in cell.split(";") if path.strip()]
 
 
 def _region(value: Any) -> str:
@@ -161,7 +185,7 @@ REGION = PathKind(
 SOURCES = PathKind(
     _paths,
     {"anyOf": [_PICTURE.schema, _PICTURES]},
-    split=lambda cell: [path.strip() for path in cell.split(";") if path.strip()],
+    split=_names_in_cell,
 )
 _LORAS = pattern_kind(
     rf"[\s;]*(?:{_LORA}\s*(?:;[\s;]*|$))*",

@@ -180,7 +180,7 @@ def test_bad_sizes(size: str) -> None:
         ({"prompt": "a\0b"}, "empty-text", "prompt"),
         ({"prompt": 5}, "wrong-type", "prompt"),
         ({"seed": True}, "wrong-type", "seed"),
-        ({"seed": 1.0}, "wrong-type", "seed"),
+        ({"seed": 1.5}, "wrong-type", "seed"),
         ({"seed": "1"}, "wrong-type", "seed"),
         ({"seed": None}, "wrong-type", "seed"),
         ({"seed": -1}, "out-of-range", "seed"),
@@ -220,7 +220,7 @@ def test_bad_sizes(size: str) -> None:
         ({"task": "t2v", "cot_text": "a"}, "foreign-field", "cot_text"),
         ({"task": "t2v", "num_frames": 0}, "out-of-range", "num_frames"),
         ({"task": "t2v", "num_frames": 1000000}, "out-of-range", "num_frames"),
-        ({"task": "t2v", "num_frames": 1e6}, "wrong-type", "num_frames"),
+        ({"task": "t2v", "num_frames": 9.5}, "wrong-type", "num_frames"),
         ({"task": "t2v", "fps": 0}, "out-of-range", "fps"),
         ({"task": "t2v", "negative_prompt": 1}, "wrong-type", "negative_prompt"),
         ({"task": "t2i", "guidance_scale_2": 3}, "foreign-field", "guidance_scale_2"),
@@ -326,7 +326,93 @@ def test_lines_that_are_no_jobs(text: str, code: str) -> None:
 
 def test_a_control_character_is_told_by_its_column() -> None:
     (fault,) = read('{"prompt": "a\tb"}\n').faults
-    assert fault.what == "not valid JSON: invalid control character at column 14"
+    assert fault.what == "not valid JSON: a tab or another control character at column 14"
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "hint"),
+    [
+        ("{'prompt': 'x'}", "single quotes at column 2", "double quotes"),
+        ("{\"prompt\": 'x'}", "single quotes at column 12", "double quotes"),
+        ("{“prompt”: “x”}", "curly quotes at column 2", "straight double quotes"),
+        ('{"prompt": "x”}', "curly quotes at column 12", "straight double quotes"),
+        ('{"prompt": "x",}', "a comma before the end at column", "remove the comma before }"),
+        ('{"images": ["a",]}', "a comma before the end at column", "remove the comma before ]"),
+        ('{"prompt": "x"},', "a comma after the object at column 16", "remove the comma"),
+        ('{"a": True}', "True at column 7", "write true"),
+        ('{"a": None}', "None at column 7", "remove the field"),
+        ('{"a": nan}', "nan at column 7", "remove the field"),
+        ('{"a": .5}', ".5 at column 7", "0.5"),
+        ('{"images": "C:\\Users\\x"}', "a backslash that is not an escape", "forward slashes"),
+        ('{"images": "C:\\users"}', "a backslash that is not an escape", "forward slashes"),
+        ('{"prompt": "say "hi""}', "h after a value at column 18", 'write \\" for a quote'),
+        ('{prompt: "x"}', "p instead of a name at column 2", "names in double quotes"),
+        ('{"prompt": x}', "x instead of a value at column 12", "texts in double quotes"),
+        ('{"prompt" "x"}', "after a name at column 11", "colon"),
+        ('{"prompt": "x', "a text without an end at column 12", "close it"),
+        ('{"prompt": "x"', "the end of the line at column 15", "close it with }"),
+        ('{"prompt": "x"} {"prompt": "y"}', "more after the object at column 17", "per line"),
+        ("# a comment", "a comment at column 1", "no comments"),
+        ("a red cat", "no object at column 1", "named .txt"),
+    ],
+)
+def test_faults_of_json_are_named(text: str, what: str, hint: str) -> None:
+    (fault,) = read(text + "\n" + line()).faults
+    assert (fault.code, fault.where) == ("manifest.bad-json", "stdin:1")
+    assert what in fault.what
+    assert hint in fault.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"prompt": "x",\n "seed": 1}', "a JSON object spans several lines"),
+        ('{\n"prompt": "x"\n}\n{\n"prompt": "y"\n}', "a JSON object spans several lines"),
+        ('[{"prompt": "x"},\n{"prompt": "y"}]', "the lines are a JSON list"),
+        ('[\n{"prompt": "x"}\n]', "the lines are a JSON list"),
+    ],
+)
+def test_json_over_several_lines_is_a_fault_of_the_file(text: str, what: str) -> None:
+    (fault,) = read(text).faults
+    assert (fault.code, fault.where, fault.what) == ("manifest.not-json-lines", "stdin", what)
+
+
+def test_a_line_that_is_cut_off_leaves_the_others() -> None:
+    manifest = read('{"prompt": "x"\n{"prompt": "y"}')
+    assert (len(manifest.lines), len(manifest.faults)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("cfg", 4, "guidance_scale"),
+        ("CFG Scale", 4, "guidance_scale"),
+        ("true_cfg_scale", 4, "guidance_scale"),
+        ("aspect_ratio", "16:9", '"size": "16:9"'),
+        ("aspectRatio", "wide", '"size": "W:H"'),
+        ("num_images", 2, '"n"'),
+        ("init_image", "a.png", '"images"'),
+    ],
+)
+def test_names_of_other_tools_lead_to_the_field(name: str, value: object, hint: str) -> None:
+    assert hint in only_fault(**{name: value}).hint
+
+
+@pytest.mark.parametrize("value", [4.0, 2.0**53])
+def test_whole_numbers_may_have_a_decimal_point(value: float) -> None:
+    assert fields_of(seed=value)["seed"] == int(value)
+    assert type(fields_of(seed=value)["seed"]) is int
+    assert fields_of(seeds=[1.0, value])["seeds"] == (1, int(value))
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0**53 + 2, 1e300])
+def test_other_numbers_are_not_rounded(value: float) -> None:
+    assert only_fault(seed=value).where == "stdin:1: seed"
+
+
+def test_byte_order_marks_of_joined_files_are_left_out() -> None:
+    manifest = read("\ufeff" + line() + "\n\ufeff" + line() + "\n")
+    assert len(manifest.lines) == 2
 
 
 def test_a_surrogate_pair_spelled_in_escapes_is_one_character() -> None:

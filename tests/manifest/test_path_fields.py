@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 from PIL import Image
@@ -16,7 +17,7 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.resolved import lines_beside, lines_moved, public_line
 from hyimg_cli.settings.config import settle
-from hyimg_cli.settings.paths import LORAS
+from hyimg_cli.settings.paths import LORAS, SOURCES
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.card import ModelCard, StartRule, VideoDefaults
 from hyimg_cli.spec.job import Job, Size
@@ -153,6 +154,18 @@ def test_a_file_names_no_folder(field: str, home: Path, resolve: Resolve) -> Non
     assert not {"home", "in", "masks", "walk", "loras", "far"} & set(
         json.dumps(told).replace('"', "/").split("/")
     )
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
+def test_accents_are_found_as_the_disk_encodes_them(tmp_path: Path, forms: tuple[str, str]) -> None:
+    written, kept = (normalize(form, "for\u00eat/\u00e9t\u00e9.png") for form in forms)
+    path = tmp_path / kept
+    path.parent.mkdir()
+    path.touch()
+    for name, value in (("images", (written,)), ("region", written)):
+        found = PATH_FIELDS[name].resolve_paths(value, tmp_path)
+        assert found in (str(path), (str(path),))
+    assert SOURCES.resolve_name(f"{written}x", tmp_path) == str(tmp_path / f"{written}x")
 
 
 @pytest.mark.parametrize(("field", "line", "value"), NAMES)

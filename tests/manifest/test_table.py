@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, read_manifest
 from hyimg_cli.manifest.table import read_table
+from hyimg_cli.spec.job import SizeRequest
 
 Read = Callable[..., Manifest]
 
@@ -71,6 +72,42 @@ def test_what_spreadsheets_write(read: Read) -> None:
     assert manifest.lines[1].fields["custom_id"] == "a-0004"
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        # where the decimal separator is a comma
+        ("prompt;guidance_scale\nx;2,5\n", "a.csv", {"guidance_scale": 2.5}),
+        ("prompt;guidance_scale\nx;1,500\n", "a.csv", {"guidance_scale": 1.5}),
+        (
+            "prompt;flow_shift;temperature\nx;3,0;,7\n",
+            "a.csv",
+            {"flow_shift": 3, "temperature": 0.7},
+        ),
+        ("prompt\tguidance_scale\nx\t2,5\n", "a.tsv", {"guidance_scale": 2.5}),
+        ('prompt;seeds\nx;"1,2"\n', "a.csv", {"seeds": (1, 2)}),
+        ("prompt;steps\nx;42,0\n", "a.csv", {"num_inference_steps": 42}),
+        # pandas: a column of numbers with an empty cell, and the numbers of the rows
+        ("prompt,seed\nx,42.0\n", "a.csv", {"seed": 42}),
+        (",prompt,seeds\n0,x,1.0 2.0\n", "a.csv", {"seeds": (1, 2)}),
+        ("Unnamed: 0,prompt,width,height\n0,x,64.0,64.0\n", "a.csv", {"size": SizeRequest(64, 64)}),
+        # a spreadsheet program's own line
+        ("sep=;\nprompt;seed\nx;1\n", "a.csv", {"seed": 1}),
+        ('"sep=\t"\r\nprompt\tseed\r\nx\t1\r\n', "a.csv", {"seed": 1}),
+        ("prompt\tseed\nx\t1\n", "a.csv", {"seed": 1}),
+        ("prompt;seed\nx;1\n", "a.tsv", {"seed": 1}),
+        # tables that were joined
+        ("prompt,seed\nx,1\n\ufeffPrompt,seed\n", "a.csv", {"seed": 1}),
+    ],
+)
+def test_tables_as_programs_write_them(
+    read: Read, text: str, name: str, expected: dict[str, Any]
+) -> None:
+    manifest = read(text, name)
+    (only,) = fields(manifest)
+    assert only.items() >= expected.items()
+    assert manifest.lines[0].line_number == text[: text.index("x")].count("\n") + 1
+
+
 def test_columns_are_known_in_any_case(read: Read) -> None:
     manifest = read("Custom ID,Prompt,IMAGE,x_Shelf\na,make it red,a.png,A17\n")
     (line,) = manifest.lines
@@ -115,6 +152,13 @@ def test_a_columns_fault_is_of_the_whole_file(read: Read) -> None:
         ("prompt,metadata\nx,{bad\n", "bad-json", "jobs.csv:2: metadata"),
         ("prompt,seeds\nx,1;a\n", "wrong-type", "jobs.csv:2: seeds"),
         ("prompt,matrix\nx,5\n", "wrong-type", "jobs.csv:2: matrix"),
+        ("prompt,seed\nx,2.5\n", "wrong-type", "jobs.csv:2: seed"),
+        ("prompt,seed\nx,9007199254740994.0\n", "out-of-range", "jobs.csv:2: seed"),
+        ('prompt,guidance_scale\nx,"2,5"\n', "wrong-type", "jobs.csv:2: guidance_scale"),
+        ("prompt\tguidance_scale\nx\t1,000\n", "wrong-type", "jobs.csv:2: guidance_scale"),
+        ("custom_id,prompt\na,x\nprompt,custom_id\ny,b\n", "bad-csv", "jobs.csv:3"),
+        ('prompt,images\nx,"[""a.png""]"\n', "wrong-type", "jobs.csv:2: images"),
+        ("prompt,images\nx,['a.png']\n", "wrong-type", "jobs.csv:2: images"),
     ],
 )
 def test_what_is_wrong_is_named(read: Read, text: str, code: str, place: str) -> None:
