@@ -87,6 +87,7 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from hyimg_cli.engine.service import Service
     from hyimg_cli.serve.app import HttpServer, Server
+    from hyimg_cli.serve.connections import raise_file_limit
 
     def log(line: Mapping[str, Any]) -> None:
         if not quiet:
@@ -97,6 +98,7 @@ def serve(
     # Failed requests must not end the server.
     patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
     config = replace(config, failure=patient)
+    raise_file_limit()
     with _listen(host, port) as listener:
         limits = {name: ctx.params[name] for name in ("host", "max_waiting", "max_steps", "grace")}
         server = Server(Service(config), settings, config, state, keys, **limits, log=log)

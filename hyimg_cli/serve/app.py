@@ -25,7 +25,8 @@ from starlette.types import Message, Receive, Scope, Send
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.serve.batches import Batches
 from hyimg_cli.serve.bodies import Bodies
-from hyimg_cli.serve.errors import Refused, internal, refusal_of, stopping
+from hyimg_cli.serve.connections import Connection, hear_of_accept_errors, most_requests
+from hyimg_cli.serve.errors import Refused, internal, refusal_of, server_full, stopping
 from hyimg_cli.serve.keys import Keys
 from hyimg_cli.serve.metrics import CONTENT_TYPE, Metrics
 from hyimg_cli.serve.online import RESULTS, Online
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
-# Below the usual limit of 1,024 open files per process; further connections get 503.
-MOST_CONNECTIONS = 512
 
 
 class Server:
@@ -78,6 +77,7 @@ class Server:
         self._created = int(time.time())
         self.is_stopping = self.is_over = False
         self.fault: BaseException | None = None
+        self._most_requests, self._at_work = most_requests(), 0
         model = config.model.model
         # Only the name of a folder is shown: clients must not learn the server's paths.
         self.model = Path(model).resolve().name if MODEL_NAME.is_path(model) else model
@@ -109,12 +109,18 @@ class Server:
         self._routed.router.redirect_slashes = False
 
     @property
+    def most_connections(self) -> int:
+        """The limit of connections: more than of requests, so that `/health` is always served."""
+        return self._most_requests + self._most_requests // 8
+
+    @property
     def is_ready(self) -> bool:
         """True while new work is accepted."""
         return self.service.is_ready and not self.is_stopping
 
     @asynccontextmanager
     async def _life(self, _: Starlette) -> AsyncIterator[None]:
+        hear_of_accept_errors(asyncio.get_running_loop())
         work = asyncio.create_task(self._work())
         yield
         self.is_stopping = True
@@ -167,6 +173,10 @@ class Server:
 
     def _admit(self, scope: Scope, headers: Headers) -> str:
         """Return the name of a request's key. Raises Refused if the request is not let in."""
+        if self._at_work > self._most_requests and scope["path"] != "/health":
+            refused = server_full("the server has too many requests", 5, status=503)
+            refused.headers["connection"] = "close"
+            raise refused
         # A page from another site in a browser, or a site whose name was rebound to this machine.
         host, origin = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
         for name, address in (("Host", host), ("Origin", origin)):
@@ -202,6 +212,7 @@ class Server:
             nbytes += len(message.get("body", b""))
             await send(message)
 
+        self._at_work += 1
         try:
             scope["state"]["caller"] = self._admit(scope, headers)
             await self._routed(scope, receive, sent)
@@ -210,6 +221,7 @@ class Server:
         except Exception:
             logger.exception("a request failed because of a bug in hyimg")
         finally:
+            self._at_work -= 1
             route = getattr(scope.get("route"), "path", "other")
             is_retry = headers.get("x-stainless-retry-count", "0") != "0"
             self.metrics.answered(route, status, is_retry=is_retry)
@@ -261,12 +273,13 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 server.app,
                 interface="asgi3",
-                http="h11",
+                http=Connection.of(server.most_connections, server.metrics),
                 ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
+                # The kernel's queue, and how many connections asyncio accepts in one go.
+                backlog=128,
                 timeout_graceful_shutdown=5,
             )
         )

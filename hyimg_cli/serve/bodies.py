@@ -1,6 +1,8 @@
 """Request bodies, counted as they stream: a JSON object, or a form with files."""
 
+import asyncio
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from operator import itemgetter
@@ -12,11 +14,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from hyimg_cli.files import json_of, refuse_constant
-from hyimg_cli.serve.errors import Refused, bad_request, server_full, too_large
+from hyimg_cli.serve.errors import Refused, bad_request, server_full, too_large, too_slow
 from hyimg_cli.serve.uploads import Uploads
 from hyimg_cli.settings.values import shown
 
 JSON_BYTES = 50_000_000
+# Seconds that a body may pause, and for its first part; bytes per second that it needs after that.
+BODY_S, _SLOWEST = 30.0, 2_000
 # Limits for all bodies that are being received: JSON is held in memory, forms on disk.
 JSON_BYTES_AT_ONCE, FORM_BYTES_AT_ONCE = 200_000_000, 2_000_000_000
 # Each value in a JSON text takes many times its bytes in memory.
@@ -86,11 +90,19 @@ class Bodies:
         self, request: Request, kind: str, most: int, at_once: int
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         """Yield a body's pieces, which count towards the limit of its kind until the block ends."""
-        nbytes = 0
+        nbytes, began = 0, time.monotonic()
 
         async def counted() -> AsyncGenerator[bytes, None]:
             nonlocal nbytes
-            async for piece in request.stream():
+            pieces = request.stream()
+            while True:
+                left_s = began + BODY_S + nbytes / _SLOWEST - time.monotonic()
+                try:
+                    piece = await asyncio.wait_for(anext(pieces), min(BODY_S, left_s))
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise too_slow("the body", BODY_S) from None
                 nbytes += len(piece)
                 self._now[kind] += len(piece)
                 if nbytes > most:

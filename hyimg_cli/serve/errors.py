@@ -57,10 +57,16 @@ def too_large(what: str, most: int) -> Refused:
     return Refused(413, f"{what} has more than {most:,} bytes", code="request.too-large")
 
 
-def server_full(what: str, wait_s: int) -> Refused:
-    """Return the refusal of a request that may be sent again after `wait_s`: 429."""
+def too_slow(what: str, most_s: float) -> Refused:
+    """Return the refusal of a request that did not arrive in time: 408."""
+    what, head = f"{what} did not arrive within {most_s:.0f} s", {"connection": "close"}
+    return Refused(408, what, code="request.timeout", headers=head)
+
+
+def server_full(what: str, wait_s: int, status: int = 429) -> Refused:
+    """Return the refusal of a request that may be sent again after `wait_s`."""
     head = {"retry-after": str(wait_s)}
-    return Refused(429, what, hint="try again later", code="server.full", headers=head)
+    return Refused(status, what, hint="try again later", code="server.full", headers=head)
 
 
 def stopping(doing: str = "stopping") -> Refused:
