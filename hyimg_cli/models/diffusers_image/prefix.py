@@ -7,7 +7,8 @@ The part before the canvas is a job's prefix. Each of its segments is computed b
 whether it is kept for other jobs or not, so a job's bits do not depend on earlier jobs. After the
 prefix, diffusers' transformer computes the rest at each step, as it does when it keeps the prefix
 for one job. Without a tree, it does exactly that: the first step computes prefix and canvas
-together, which rounds differently.
+together. On a CPU, both ways have the same bits, because rows are filled up to a multiple
+(`kernels.rows`).
 """
 
 # Legend: S row, H head, D head width, N slot of the text encoder, W its width
@@ -24,6 +25,7 @@ from diffusers.models.transformers import transformer_flux2 as flux2
 from diffusers.models.transformers import transformer_qwenimage21 as qwen21
 from torch import Tensor
 
+from hyimg_cli.kernels.rows import group_multiple, pad_rows
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.segments import ImageSegment
 from hyimg_cli.kv.tree import KVTree
@@ -143,10 +145,13 @@ class PicturesThenText(Prefix):
         repeats_N = torch.where(slots_N, _ROWS_A_SLOT, 1)
         is_picture_S = slots_N.repeat_interleave(repeats_N)
         start, end = int(repeats_N[:first].sum()), int(repeats_N[:stop].sum())
-        rows = network.txt_in(texts_NW[None, first:stop])
+        # The library's products have all rows; here, later ones must not change the bits.
+        read_NW = texts_NW if stop == len(texts_NW) else _filled(texts_NW[:stop])
+        rows = network.txt_in(read_NW[None])[:, first:stop]
         rows = rows.repeat_interleave(repeats_N[first:stop], dim=1)
         if is_picture_N[first:stop].any():
             rows[:, is_picture_S[start:end]] = network.img_in(latents)
+        count, rows = rows.shape[1], _filled(rows[0])[None]
         rotary = network.pos_embed(shapes, is_picture_S, device=rows.device)[start:end]
         blocks, _ = network.build_token_metadata(is_picture_S, shapes)
         runs = qwen21._qwenimage21_prefix_segments(blocks, end)
@@ -154,13 +159,13 @@ class PicturesThenText(Prefix):
         times = network.time_text_embed(rows.new_zeros(2), rows)
         inputs = {
             "modulation": network.modulation(times)[-1:],
-            "rotary_emb": rotary,
+            "rotary_emb": _filled(rotary),
             "segments": [run for run in runs if run[0] >= start],
         }
         layers = qwen21.QwenImage21KVCache(len(network.transformer_blocks)).layer_caches
         if before:
             _store(_joined(before), layers)
-        with _processor(network, _BehindProcessor()):
+        with _processor(network, _BehindProcessor(count)):
             for layer, block in zip(layers, network.transformer_blocks, strict=True):
                 rows = block(hidden_states=rows, layer_cache=layer, **inputs)
         return _held_by(layers)
@@ -180,11 +185,14 @@ class PicturesThenText(Prefix):
         latents, shapes = inputs["hidden_states"], inputs["img_shapes"][0]
         rotary = network.pos_embed(shapes, is_picture_S, device=latents.device)[held.length :]
         rows = network.img_in(latents[:, -len(rotary) :])
-        times = network.time_text_embed(inputs["timestep"].to(rows.dtype), rows)
-        given = {"modulation": network.modulation(times), "rotary_emb": rotary}
+        # With time 0, as in the library: a single row would round differently.
+        both = torch.cat([inputs["timestep"].to(rows.dtype), rows.new_zeros(1)])
+        times = network.time_text_embed(both, rows)
+        given = {"modulation": network.modulation(times)[:1], "rotary_emb": rotary}
         for layer, block in zip(cache.layer_caches, network.transformer_blocks, strict=True):
             rows = block(hidden_states=rows, layer_cache=layer, kv_cache_mode="cached", **given)
-        return (network.proj_out(network.norm_out(rows, times)),)
+        is_canvas_S = torch.ones(rows.shape[1], dtype=torch.bool, device=rows.device)
+        return (network.proj_out(network.norm_out(rows, times, is_canvas_S)),)
 
     @staticmethod
     def _parts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,7 +210,13 @@ class PicturesThenText(Prefix):
 
 
 class _BehindProcessor:
-    """Attention of new rows after those in a layer's cache, where it then stores the new ones."""
+    """Attention of new rows after those in a layer's cache, where it then stores the new ones.
+
+    Only the first `count` rows are seen and stored; the others fill a product up.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     def __call__(
         self,
@@ -218,7 +232,8 @@ class _BehindProcessor:
         query, key, value, _count = qwen21._qwenimage21_prepare_qkv(
             attn, hidden_states, rotary_emb, layer_cache if past else None, "cached", None
         )
-        layer_cache.store(key[:, past:].clone(), value[:, past:].clone())
+        end = past + self._count
+        layer_cache.store(key[:, past:end].clone(), value[:, past:end].clone())
         made = []
         for start, stop, is_text in segments:
             seen = torch.ones(stop - start, stop, dtype=torch.bool, device=query.device)
@@ -230,7 +245,7 @@ class _BehindProcessor:
                     attn_mask=seen.tril(start)[None, None] if is_text else None,
                 )
             )
-        rows = torch.cat(made, dim=1).flatten(2, 3).type_as(query)
+        rows = _filled(torch.cat(made, dim=1).flatten(2, 3)[0].type_as(query))[None]
         return attn.to_out[1](attn.to_out[0](rows))
 
 
@@ -324,6 +339,11 @@ def _joined(parts: Sequence[Slice]) -> Slice:
     return Slice(
         tuple(torch.cat(one, dim=1) for one in keys), tuple(torch.cat(one, dim=1) for one in values)
     )
+
+
+def _filled(rows: Tensor) -> Tensor:
+    """Return rows, [S, ..], with zeros after them, so that a CPU's products do not depend on S."""
+    return pad_rows(rows, group_multiple(rows.device)) if rows.device.type == "cpu" else rows
 
 
 def _digest(*tensors: Tensor) -> str:

@@ -14,6 +14,8 @@ from engine.conftest import ray_cluster, ray_environment  # noqa: F401  (fixture
 from PIL import Image
 
 from hyimg_cli.models.diffusers_video import weights
+from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.options import TextSampling
 
 # Modules of diffusers that bring pictures to a size.
 FITTING = (
@@ -68,3 +70,20 @@ def sources(tmp_path: Path) -> list[str]:
         pixels = numbers.integers(0, 256, (height, width, 3), np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"s{number}.png")
     return ["s0.png", "s1.png"]
+
+
+@pytest.fixture
+def job(sources: list[str], tmp_path: Path) -> ImageJob:
+    return ImageJob(
+        custom_id="a",
+        task="it2i",
+        prompt="red",
+        model="",
+        images=(str(tmp_path / sources[0]),),
+        seed=7,
+        size=SizeRequest(64, 96),
+        text=TextSampling(),
+        num_inference_steps=2,
+        guidance_scale=4.0,
+        flow_shift=1.0,
+    )

@@ -33,8 +33,7 @@ from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageMod
 from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.settings.run import ModelChoice
-from hyimg_cli.spec.job import ImageJob, SizeRequest
-from hyimg_cli.spec.options import TextSampling
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.step_cache import StepCache
 
 # What the authors of Qwen-Image's Lightning set: a shift of 3 at every size.
@@ -78,23 +77,6 @@ def draw(model: LatentImageModel, job: ImageJob) -> Tensor:
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)
     return latents
-
-
-@pytest.fixture
-def job(sources: list[str], tmp_path: Path) -> ImageJob:
-    return ImageJob(
-        custom_id="a",
-        task="it2i",
-        prompt="red",
-        model="",
-        images=(str(tmp_path / sources[0]),),
-        seed=7,
-        size=SizeRequest(64, 96),
-        text=TextSampling(),
-        num_inference_steps=2,
-        guidance_scale=4.0,
-        flow_shift=1.0,
-    )
 
 
 def fitting(job: ImageJob, kind: str) -> ImageJob:
