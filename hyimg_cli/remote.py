@@ -28,6 +28,7 @@ _PACKAGES = {
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
 }
+_NO_LIBRARY = "install that library, or copy the files to this machine"
 # Most libraries raise these with only a name.
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
@@ -48,6 +49,14 @@ _EXISTS, _CONFLICT, _UNKNOWN = 412, 409, 501
 _CONFLICT_PAUSES_S = (0.1, 1.0, 5.0)
 # Seconds to wait for a store's first answer, and seconds until a warning says that it is slow.
 _FIRST_ANSWER_S, _TOLD_S = 10, 2
+
+
+class UnusableAddress(OSError):
+    """An address of a file that this machine cannot open; `fault` says why, and what to do."""
+
+    def __init__(self, fault: MachineError | UsageError) -> None:
+        super().__init__(errno.EINVAL, fault.what, str(fault.where))
+        self.fault = fault
 
 
 class Keeps(Protocol):
@@ -83,7 +92,11 @@ def locate(address: str) -> tuple[Any, str]:
             "set credentials in the environment",
         )
         raise UsageError(what, where=where, hint=f"{hint} or in a profile", code="usage.password")
-    system = _system(parts.scheme)
+    try:
+        system = _system(parts.scheme)
+    except (MachineError, UsageError) as error:
+        error.where = address
+        raise
     return system, system._strip_protocol(address)
 
 
@@ -98,9 +111,10 @@ def _system(scheme: str) -> Any:
             options["config_kwargs"] = _S3_PATIENCE
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
+        package = _PACKAGES.get(scheme)
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
-            hint=f"install it: pip install {_PACKAGES.get(scheme, 'LIBRARY')}",
+            hint=f"install it: pip install {package}" if package else _NO_LIBRARY,
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):
@@ -135,7 +149,10 @@ def copy_of(address: str, most: int | None = None) -> io.BufferedReader | None:
 
     Raises OSError.
     """
-    system, path = locate(address)
+    try:
+        system, path = locate(address)
+    except (MachineError, UsageError) as error:
+        raise UnusableAddress(error) from error
     with as_os_errors(address):
         facts = system.info(path)
         if facts.get("type") == "directory":

@@ -17,6 +17,7 @@ from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
+from hyimg_cli.media.source_files import address_fault
 from hyimg_cli.settings.run import CacheConfig, RunConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Remark
@@ -106,11 +107,14 @@ def probe_sources(
 ) -> SourcesSeen:
     """Decode the jobs' source pictures; a file found intact is not read again until it changes.
 
-    Pictures in a store are checked only if `fetches`; otherwise their jobs find any fault later.
+    Pictures in a store are checked only if `fetches`; otherwise only their addresses, and their
+    jobs find any other fault later.
     """
     named = dict.fromkeys(path for job in jobs for path in job.images)
     paths = [path for path in named if fetches or not address_of(path)]
-    known, errors = _WholePictures(config or CacheConfig()), dict[str, SourceImageError]()
+    known = _WholePictures(config or CacheConfig())
+    others = (path for path in named if address_of(path) and not fetches)
+    errors = {path: error for path in others if (error := address_fault(path))}
     # Taken before any file is read.
     marks = {path: _marks(path) for path in paths}
     sizes = {path: size for path in paths if (size := known.size_of(path, marks[path]))}

@@ -20,6 +20,7 @@ from hyimg_cli.manifest.ids import IdClaims, child_ids
 from hyimg_cli.manifest.json_faults import NO_LIST, ends_early
 from hyimg_cli.manifest.line import Line, ManifestLine, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
+from hyimg_cli.remote import UnusableAddress
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
 
@@ -75,6 +76,8 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         slug, what = "missing", "manifest not found"
     except IsADirectoryError:
         slug, what = "is-a-folder", "this is a folder, not a manifest"
+    except UnusableAddress as error:
+        raise error.fault from None
     except (OSError, ValueError) as error:
         slug, hint = "unreadable", "" if address_of(where) else _HINT
         what = f"the manifest cannot be read: {getattr(error, 'strerror', None) or error}"

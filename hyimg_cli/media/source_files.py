@@ -14,7 +14,9 @@ from typing import IO
 
 from PIL import Image, ImageFile
 
-from hyimg_cli.errors import SourceImageError
+from hyimg_cli import remote
+from hyimg_cli.addresses import address_of
+from hyimg_cli.errors import MachineError, SourceImageError, UsageError
 from hyimg_cli.files import UnfitFile, bytes_of, opened
 from hyimg_cli.media import deep, kinds
 
@@ -55,8 +57,24 @@ def file_faults(path: Path) -> Iterator[None]:
     except UnfitFile as error:
         slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
         raise _fault(slug, error.strerror, path) from error
+    except remote.UnusableAddress as error:
+        raise _of_address(error.fault) from error
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def address_fault(path: str) -> SourceImageError | None:
+    """Return why an address cannot be read on this machine, without reading it; None for others."""
+    try:
+        if address := address_of(path):
+            remote.locate(address)
+    except (MachineError, UsageError) as error:
+        return _of_address(error)
+    return None
+
+
+def _of_address(fault: MachineError | UsageError) -> SourceImageError:
+    return SourceImageError(fault.what, where=fault.where, hint=fault.hint, code=fault.code)
 
 
 @contextlib.contextmanager
