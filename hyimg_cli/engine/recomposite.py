@@ -8,7 +8,7 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, edit_warnings, finish
+from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, edit_notes, edit_warnings, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.settings.run import RunConfig
@@ -36,6 +36,7 @@ def recomposite(
         # Warnings about the earlier finishing do not apply to this one.
         former = {LATENTS_ARE_KEPT, *edit_warnings(old if "gates" in old else None)}
         said = tuple(text for text in entry.get("warnings", ()) if text not in former)
+        read = tuple(note for note in entry.get("notes", ()) if note not in {*edit_notes(old)})
         # The higher attempt makes this line later than one in another journal.
         anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
         anew |= {"warnings": said, "finishing_key": finishing_key(job, config.output)}
@@ -49,7 +50,10 @@ def recomposite(
             outcome = replace(outcome, status="failed", error=Failure.of(error))
         else:
             warnings = (*said, *edit_warnings(edit))
-            outcome = replace(outcome, status="done", outputs=(file,), warnings=warnings)
+            notes = (*read, *edit_notes(edit))
+            outcome = replace(
+                outcome, status="done", outputs=(file,), warnings=warnings, notes=notes
+            )
         folder.append(outcome)
         yield outcome
 

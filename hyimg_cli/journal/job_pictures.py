@@ -22,6 +22,7 @@ from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats
 from hyimg_cli.media.carried import read_carried, region_of
 from hyimg_cli.media.images import Pixels, pixel_digest, text_of
+from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
@@ -85,6 +86,8 @@ def finish(
         what = "the picture was drawn at another size than its source was shown to the model"
         raise OutputError(what, code="outside.not-comparable")
     given = region_of(outside, Size(*source.pixels.shape[:2]))
+    if given is not None:
+        edit["region_area"] = share_of(given)
     placement = Placement.stretched(source.pixels.shape[:2], drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= found.to_json()
@@ -135,6 +138,12 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"the whole picture was edited ({', '.join(edit['reasons'])}): {kept}"
     yield from (f"not sure: {doubt}" for doubt in edit["doubts"])
     yield from (f"gate: {breach}" for breach in edit["gates"])
+
+
+def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
+    """Return the notes on how an edit's inputs were read."""
+    if edit is not None and (share := edit.get("region_area")) is not None:
+        yield f"region: {share_text(share)}"
 
 
 def _save_result(folder: JobFolder, job: ImageJob, pixels: Pixels, data: bytes) -> OutputFile:

@@ -5,10 +5,10 @@
 The endpoint sets the task; for videos, a start picture does too. A field of the body that hyimg
 does not have is kept in the results unchanged (`x_user`), has no effect (`quality`: the result
 line's `x_ignored` and a warning say so, unless the value asks for what hyimg does anyway), or is a
-fault of the line.
+fault of the line. A `mask` is transparent where to edit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -41,7 +41,6 @@ IGNORED = "x_ignored"
 _MAY_BE_EMPTY = ("prompt", "negative_prompt", "system_prompt", "cot_text")
 _INSTEAD = {
     "extra_body": "move its fields into body",
-    "mask": "write region, a box or the path of a mask",
     "seconds": "give num_frames and fps",
 }
 
@@ -85,6 +84,8 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
                 raise _wrong(what, f"allowed: {', '.join(usual + others)}")
         elif key in _KEPT:
             own[f"x_{key}"] = value
+        elif key == "mask":
+            own |= _of_mask(value, own.keys() | body.keys())
         elif key in _PICTURES:
             is_list = isinstance(value, list)
             own[_PICTURES[key]] = [_path(one) for one in value] if is_list else _path(value)
@@ -104,6 +105,18 @@ def warnings_of(copied: Mapping[str, Any]) -> Iterator[str]:
     ignored = copied.get(IGNORED)
     for name, value in ignored.items() if isinstance(ignored, dict) else ():
         yield f"{name} {shown(value)} has no effect"
+
+
+def _of_mask(mask: Any, given: Container[str]) -> dict[str, Any]:
+    """Return the line's fields for a mask. Raises BadValue."""
+    path = _path(mask)
+    if not isinstance(path, str):
+        raise _wrong(
+            f"mask is {shown(mask)}", "give the path of a picture, transparent where to edit"
+        )
+    if "region" in given:
+        raise _wrong("both mask and region are set", "remove one of them")
+    return {"keep_outside": True, "region": f"transparent:{path}", "region_mode": "instead"}
 
 
 def _path(image: Any) -> Any:

@@ -116,7 +116,7 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
         return f"{shown(key)} is not supported: hyimg has no {meaning}", hint
     hint = "fields that begin with x_ are copied to the result"
     if key.lower() in _MASKS:
-        hint = "write region, a box or the path of a mask"
+        hint = "write region, a box or the path of a mask that is white where edits are allowed"
     elif key == "image_size":
         size = "WIDTHxHEIGHT"
         if sides := re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(value)):

@@ -20,6 +20,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
 from hyimg_cli.media.carried import check_region, own_picture, region_of
 from hyimg_cli.media.images import Picture, Pixels, on_white
+from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import KeepOutside
@@ -87,6 +88,8 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         differing += int(differs.sum())
         change.add(a, b, differs & counts, int(counts.sum()))
     record["outside_by"] = "region" if stands else "matte" if recorded is not None else "found"
+    if given is not None:
+        record["region_area"] = share_of(given)
     record["change"] = {"mean_de": change.mean_de}
     record["gates"] = list_breaches(record, outside)
     if not can_count:
@@ -119,6 +122,8 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("regions", str(record["regions"])))
         rows.append(("colour drift (CIE76)", str(record["drift"])))
         rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}{unsure}"))
+    if (share := record.get("region_area")) is not None:
+        rows.append(("region", share_text(share)))
     if record["spill"] is not None:
         rows.append(("edit outside the region", f"{record['spill']:.2%}"))
     return rows

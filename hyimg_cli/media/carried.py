@@ -13,7 +13,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.media import formats
+from hyimg_cli.media import formats, masks
 from hyimg_cli.media.deep import bits_of
 from hyimg_cli.media.images import Picture, Pixels, on_white, read_upright, size_of
 from hyimg_cli.media.metadata import PictureText
@@ -133,17 +133,7 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
     if not outside.mask:
         return None
     path = Path(outside.mask)
-    own, _ = own_picture(path)
-    grey = own.convert("L")
-    darkest, brightest = grey.getextrema()
-    # A mask of one colour is drawn in alpha only.
-    is_alpha = own.mode == "RGBA" and darkest == brightest
-    levels = np.asarray(own.getchannel("A") if is_alpha else grey)
-    if not (levels > 127).any():
-        what = f"the mask is black (brightest level {levels.max()} of 255)"
-        hint = "paint white where edits are allowed"
-        raise SourceImageError(what, where=path, hint=hint, code="source.region")
-    return levels
+    return masks.levels_of(own_picture(path)[0], outside.edits_where, path)
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from hyimg_cli.errors import OutputError
-from hyimg_cli.journal.job_pictures import finish, keep_redraw, write_picture
+from hyimg_cli.journal.job_pictures import edit_notes, finish, keep_redraw, write_picture
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
 from hyimg_cli.media.images import Pixels
@@ -81,7 +81,9 @@ def write_drawn(
     assert reference is not None, "it is made where the source is read"
     done.edit = edit = keep_redraw(folder, job, pixels, reference, facts)
     source = done.source_digests[job.outside.kept_source - 1]
-    return finish(folder, job, pixels, reference, edit, config.output, source)
+    file = finish(folder, job, pixels, reference, edit, config.output, source)
+    done.notes.extend(edit_notes(edit))
+    return file
 
 
 def confirm_visible(pixels: Pixels) -> Pixels:

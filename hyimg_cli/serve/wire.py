@@ -134,7 +134,7 @@ class Wire:
                 raise bad_request(name, what, "manifest.out-of-range", hint)
         if "region" in fields:
             with suppress(BadValue):
-                if not REGION.is_path(REGION.read(fields["region"])):
+                if not any(map(REGION.is_path, REGION.names(REGION.read(fields["region"])))):
                     return
             what = f"{shown(fields['region'])} is not a box"
             hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source, or send a mask"

@@ -73,6 +73,18 @@ class ModelName(PathKind):
         return self.as_path(there) if self.is_path(name) and os.path.isdir(there) else name
 
 
+class RegionKind(PathKind):
+    """A box, or the path of a mask, after `transparent:` or `opaque:` if its alpha decides."""
+
+    def names(self, value: Any) -> Sequence[str]:
+        is_text = isinstance(value, str)
+        return [KeepOutside(region=Region(value)).mask or value] if is_text else value
+
+    def with_names(self, value: Any, names: Sequence[str]) -> Any:
+        (old,) = self.names(value)
+        return value.removesuffix(old) + names[0]
+
+
 class Camera(PathKind):
     """Camera keys, the path of a file of poses, or the path of a folder with one."""
 
@@ -170,17 +182,19 @@ _PICTURE = pattern_kind(
     "write the path with forward slashes; ~ is not expanded; save pictures from the web first",
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
-_BOX_OR_MASK = pattern_kind(rf"{_BOX}|(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT)
+_BOX_OR_MASK = pattern_kind(
+    rf"{_BOX}|(?:transparent:|opaque:|)(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT
+)
 _SIDES = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 4, "maxItems": 4}
 MODEL_NAME = ModelName(
     text("model").read, TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
 )
 CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
-REGION = PathKind(
+REGION = RegionKind(
     _region,
     {"anyOf": [_BOX_OR_MASK.schema, _SIDES]},
     "box|path",
-    is_path=lambda name: bool(KeepOutside(region=Region(name)).mask),
+    is_path=lambda name: bool(name) and KeepOutside(region=Region(name)).mask == name,
 )
 SOURCES = PathKind(
     _paths,

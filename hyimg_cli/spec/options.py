@@ -40,8 +40,10 @@ SystemPrompt = Literal[
 Renorm = Literal["global", "channel", "text_channel", "none"]
 # How a picture becomes a frame of another shape: stretch it, or crop its edges.
 Fit = Literal["stretch", "crop"]
-# A box in pixels of the source, or the path of a mask.
+# A box in pixels of the source, or the path of a mask; its alpha channel is the mask after
+# `transparent:` or `opaque:`.
 Region = NewType("Region", str)
+_MASK = re.compile(r"(?:(transparent|opaque):)?(.*)", re.DOTALL)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
 # The limit of the model with the highest; each model's own is on its card.
 MAX_SOURCE_IMAGES = 12
@@ -200,8 +202,8 @@ class KeepOutside:
     """How a redraw is put back on its source, which stays equal outside the edit.
 
     `kept_source`: which of the job's images, from 1; it affects the drawing. The other options
-    apply after the drawing. `region` is a box "x0,y0,x1,y1" or the path of a mask, in the source's
-    pixels; by `region_mode` it limits the edit that is found, or replaces it. The rest are gates: a
+    apply after the drawing. `region` is a box "x0,y0,x1,y1" or a mask, in the source's pixels; by
+    `region_mode` it limits the edit that is found, or replaces it. The rest are gates: a
     picture that exceeds one is kept and reported.
     """
 
@@ -237,7 +239,12 @@ class KeepOutside:
     @property
     def mask(self) -> str:
         """Return the path of the region's mask; empty if it has none."""
-        return "" if self.box else self.region
+        return "" if self.box else _MASK.fullmatch(self.region)[2]  # type: ignore[index]
+
+    @property
+    def edits_where(self) -> str:
+        """Return `transparent` or `opaque` if the mask's alpha channel decides; else empty."""
+        return _MASK.fullmatch(self.region)[1] or ""  # type: ignore[index]
 
 
 def _defaults(*parts: Any) -> dict[str, Any]:

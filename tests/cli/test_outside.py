@@ -102,6 +102,8 @@ def test_another_finishing_needs_no_model_and_no_force(
     assert after["key"] == before["key"]
     assert after["finishing_key"] != before["finishing_key"]
     assert after["edit"]["plain"] == before["edit"]["plain"]
+    assert "region: 50% of the picture" in after["notes"]
+    assert not any("region" in note for note in before["notes"])
     own = np.array(Image.open(SOURCE).convert("RGB"))
     found = np.array(Image.open(home / "run" / after["outputs"][0]["path"]).convert("RGB"))
     assert np.array_equal(found[:, 64:], own[:, 64:])
@@ -380,6 +382,7 @@ def test_eval_of_a_region_counts_all_that_it_leaves_out(tmp_path: Path, run_cli:
         found = outside_of(run_cli, *given)
         assert found["outside_differing_pixels"] == 300
         assert found["spill"] > 0.3
+        assert found["region_area"] == 0.125
     assert outside_of(run_cli, *files[:2])["outside_differing_pixels"] == 0
 
 

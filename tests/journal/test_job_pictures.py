@@ -13,7 +13,7 @@ from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.engine.sources import faults, probe_sources
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
-from hyimg_cli.journal.job_pictures import edit_warnings, finish, keep_redraw
+from hyimg_cli.journal.job_pictures import edit_notes, edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import Carried, depth_fault, read_carried, region_of
 from hyimg_cli.media.images import pixel_digest, stretch, text_of
@@ -208,6 +208,9 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
     said, *_ = edit_warnings(edit)
     assert said.startswith("the whole picture was edited (")
     assert said.endswith("): only the region was used")
+    assert [*edit_notes(edit)] == ["region: 23% of the picture"]
+    assert [*edit_notes({"region_area": 0.00412})] == ["region: 0.4% of the picture"]
+    assert not [*edit_notes(None)]
     assert raised.value.code == "outside.global"
     assert (tmp_path / "fail" / "outputs" / "a.redraw.png").is_file()
     assert not (tmp_path / "fail" / "outputs" / "a.png").exists()

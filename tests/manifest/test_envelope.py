@@ -37,6 +37,17 @@ def wrapped(url: str, /, **body: Any) -> dict[str, Any]:
             {"task": "it2i", "prompt": "x", "image": "a.png"},
         ),
         (
+            wrapped(EDITS, prompt="x", image="a.png", mask={"image_url": "m.png"}),
+            {
+                "task": "it2i",
+                "prompt": "x",
+                "image": "a.png",
+                "keep_outside": True,
+                "region": "transparent:m.png",
+                "region_mode": "instead",
+            },
+        ),
+        (
             wrapped(PICTURES, prompt="x", model="m", quality="auto", user="me", seed=3, n=None),
             {"task": "t2i", "prompt": "x", "model": "m", "seed": 3, "x_user": "me"},
         ),
@@ -108,7 +119,12 @@ def test_an_envelope_is_the_line_in_it(envelope: dict[str, Any], plain: dict[str
             'quality is "best", which hyimg does not support',
         ),
         (wrapped(PICTURES, prompt="x", stream=0), "stream is 0"),
-        (wrapped(EDITS, prompt="x", image="a.png", mask="m.png"), "mask is not read"),
+        (wrapped(EDITS, prompt="x", image="a.png", mask=3), "mask is 3"),
+        (wrapped(EDITS, prompt="x", image="a.png", mask={"file_id": "f"}), "mask is {"),
+        (
+            wrapped(EDITS, prompt="x", image="a.png", mask="m.png", region="0,0,9,9"),
+            "both mask and region are set",
+        ),
         (wrapped(VIDEOS, prompt="x", seconds="4"), "seconds is not read"),
     ],
 )

@@ -42,7 +42,10 @@ FILM = {"prompt": "it moves", "task": "i2v", "images": ["in/a.png"]}
 LINES: dict[str, tuple[dict[str, Any], Any]] = {
     "images": (EDIT, ["a.png", "b.png"]),
     "model": (EDIT | {"model": "./mine"}, "mine"),
-    "region": (EDIT | {"keep_outside": True, "region": "in/masks/m.png"}, "m.png"),
+    "region": (
+        EDIT | {"keep_outside": True, "region": "transparent:in/masks/m.png"},
+        "transparent:m.png",
+    ),
     "camera": (FILM | {"camera": "walk"}, "poses.npy"),
     "lora": (
         FILM | {"lora": "loras/far/er/x.safetensors@-0.5;owner/name/sub/y.safetensors"},

@@ -1,17 +1,13 @@
 """An edit in a source's own channels."""
 
 import io
-from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import ExifTags, Image, ImageCms
 
-from hyimg_cli.errors import SourceImageError
-from hyimg_cli.media.carried import Carried, region_of
+from hyimg_cli.media.carried import Carried
 from hyimg_cli.media.metadata import PictureText
-from hyimg_cli.spec.job import Encoding, Size
-from hyimg_cli.spec.options import KeepOutside, Region
+from hyimg_cli.spec.job import Encoding
 
 
 def test_an_edit_of_clear_pixels_is_on_white_what_was_drawn() -> None:
@@ -47,22 +43,3 @@ def test_what_goes_along_and_stays_under_clear_pixels() -> None:
                 assert found.info["icc_profile"] == profile
                 assert (ExifTags.Base.Artist in found.getexif()) == (text is not None)
                 assert np.array_equal(np.asarray(found), own)
-
-
-def test_a_mask_is_its_brightness_or_where_that_is_one_its_alpha(tmp_path: Path) -> None:
-    path, region = tmp_path / "mask.png", np.zeros((6, 4), np.uint8)
-    region[2:] = 255
-    grey = Image.fromarray(region)
-    in_alpha, opaque = Image.new("RGBA", (4, 6)), Image.merge("RGBA", (grey, grey, grey, grey))
-    in_alpha.putalpha(grey)
-    opaque.putalpha(255)
-    both = opaque.copy()
-    both.putpixel((0, 0), (0, 0, 0, 0))
-    outside = KeepOutside(region=Region(str(path)))
-    for mask in (grey, in_alpha, opaque, both):
-        mask.save(path)
-        found = region_of(outside, Size(6, 4))
-        assert np.array_equal(found, region), mask.mode
-    Image.new("RGBA", (4, 6), "black").save(path)
-    with pytest.raises(SourceImageError, match="the mask is black"):
-        region_of(outside, Size(6, 4))

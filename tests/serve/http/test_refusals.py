@@ -128,8 +128,9 @@ def test_no_path_and_no_address_is_read(client: TestClient, place: Any) -> None:
         answer = client.post(EDIT, json={"prompt": "a"} | body)
         refused(answer, 400, "manifest.not-served", name)
     if isinstance(place, str):
-        body = {"prompt": "a", "images": [PICTURE], "region": place}
-        refused(client.post(EDIT, json=body), 400, "manifest.bad-value", "region")
+        for alpha in ("", "transparent:", "opaque:"):
+            body = {"prompt": "a", "images": [PICTURE], "region": f"{alpha}{place}"}
+            refused(client.post(EDIT, json=body), 400, "manifest.bad-value", "region")
 
 
 @pytest.mark.parametrize(
