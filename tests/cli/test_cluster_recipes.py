@@ -1,6 +1,9 @@
-"""The recipes for queues, as far as they run here: shell parts and a queue's variables."""
+"""The recipes for queues and services, as far as they run here: shell parts, a queue's variables,
+and what one file promises to another. `tests/real` runs them with the services themselves.
+"""
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -8,9 +11,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hyimg_cli.cli import commands
 from hyimg_cli.cli.shard import shard_named
 
-RECIPES = Path(__file__).parents[2] / "recipes/cluster"
+REPOSITORY = Path(__file__).parents[2]
+RECIPES = REPOSITORY / "recipes/cluster"
 SLURM = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_TASK_MIN": "0"}
 
 
@@ -39,6 +44,19 @@ def test_slurm(stub: dict[str, str]) -> None:
     assert alone[3] == "4/8"
 
 
+def test_sbatch_takes_the_options_of_the_recipe_together() -> None:
+    """sbatch refuses GPUs for each task where the number of tasks is left open."""
+    lines = (RECIPES / "slurm.sh").read_text().splitlines()
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", "\n".join(lines), re.M))
+    assert (options["gpus-per-task"], options["ntasks"]) == ("1", "1")
+    # sbatch reads options up to the first command, and a requeued task would empty its log.
+    assert max(n for n, line in enumerate(lines) if line.startswith("#SBATCH")) < lines.index(
+        "set -euo pipefail"
+    )
+    assert {"requeue", "open-mode"} <= options.keys()
+    assert options["open-mode"] == "append"
+
+
 def test_ray(stub: dict[str, str]) -> None:
     script = ["bash", str(RECIPES / "ray.sh")]
     refused = subprocess.run(
@@ -56,6 +74,7 @@ def test_ray(stub: dict[str, str]) -> None:
 
 def test_skypilot(stub: dict[str, str]) -> None:
     task = yaml.safe_load((RECIPES / "skypilot.yaml").read_text())
+    assert (task["workdir"], ".[s3]" in task["setup"]) == (".", True)
     words = asked(["bash", "-euc", task["run"]], stub | task["envs"])
     assert words[1:] == [
         *("s3://bucket/jobs.jsonl", "--shard", "auto", "-o", "s3://bucket/run"),
@@ -70,3 +89,30 @@ def test_kubernetes() -> None:
     of = words[words.index("--shard") + 1]
     assert shard_named(of, {"JOB_COMPLETION_INDEX": "7"}) == (8, spec["completions"])
     assert spec["parallelism"] == spec["completions"]
+    assert words[2].startswith("s3://")
+    image = (REPOSITORY / "Containerfile").read_text()
+    (extras,) = re.findall(r"^ARG EXTRAS=(\S+)$", image, re.M)
+    assert "s3" in extras.split(",")
+    assert container["envFrom"][0]["secretRef"]["optional"]
+
+
+def test_the_systemd_unit() -> None:
+    """systemd takes a comment only in a line of its own: after a value it is part of the value."""
+    page = (REPOSITORY / "docs/serve-operation.md").read_text()
+    (unit,) = re.findall(r"```ini\n(.*?)```", page, re.S)
+    lines = [line for line in unit.splitlines() if line and line[0] not in "#["]
+    assert not [line for line in lines if "#" in line]
+    values = dict(line.split("=", 1) for line in lines)
+    assert re.fullmatch(r"/\S+", values["EnvironmentFile"])
+    words = shlex.split(values["ExecStart"])
+    commands.LazyCommand("serve").load_command().make_context("serve", words[2:])
+    # systemd makes these folders for the user, who could not.
+    folder = words[words.index("-o") + 1]
+    assert folder == f"/var/lib/{values['StateDirectory']}"
+    caches = dict(word.split("=") for word in values["Environment"].split())
+    assert {*caches} == {"XDG_CACHE_HOME", "HF_HOME"}
+    assert all(
+        name.startswith(f"/var/cache/{values['CacheDirectory']}") for name in caches.values()
+    )
+    assert "WantedBy" in values
+    assert f"useradd --system {values['User']}" in page

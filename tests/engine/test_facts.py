@@ -58,7 +58,7 @@ def test_a_folder_says_where_its_results_were_made(tmp_path: Path) -> None:
     assert find_place(base) is base
 
 
-def test_what_differs_is_said_by_name(job: ImageJob, tmp_path: Path) -> None:
+def test_what_differs_is_said_by_name(job: ImageJob) -> None:
     plan = make_plan([job], registry.model_card)
     here, there = replica_facts(config(BARE), plan), replica_facts(config(GPU), plan)
     assert describe_differences(here, here) == ""
@@ -66,9 +66,11 @@ def test_what_differs_is_said_by_name(job: ImageJob, tmp_path: Path) -> None:
         "device cuda instead of cpu, dtype bfloat16 instead of float32, "
         "decode_graphs True instead of False"
     )
-    edit = replace(job, images=(str(tmp_path / "one.png"),))
+    edit = replace(job, images=("in/one.png",))
     facts = replica_facts(config(BARE), make_plan([edit], registry.model_card))
-    assert facts["source picture"] == "unreadable"
+    assert describe_differences(facts | {"source picture in/one.png": "804e"}, facts) == (
+        "source picture in/one.png unreadable instead of 804e"
+    )
 
 
 class Scripted:
@@ -161,6 +163,15 @@ def test_a_replica_that_differs_is_refused_before_it_gets_a_job(run: Run) -> Non
     (death,) = [event for event in events if isinstance(event, ReplicaDied)]
     assert death.why == "refused (node-b), it has dtype bfloat16 instead of float32"
     assert not death.starts_again
+
+
+def test_replicas_that_all_differ_end_the_run_and_it_is_said_where_files_are_looked_for(
+    run: Run,
+) -> None:
+    lacks = {"source picture in/a.png": "unreadable"}
+    with pytest.raises(MachineError, match="every replica died") as ended:
+        run({"dtype": "bfloat16"}, {"dtype": "bfloat16"} | lacks)
+    assert f"under the same paths (relative ones: in {Path.cwd()})" in ended.value.hint
 
 
 ON_CPU = {"device": "cpu", "dtype": "float32", "decode_graphs": False}

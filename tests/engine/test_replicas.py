@@ -762,3 +762,48 @@ def test_a_cluster_that_is_not_there_or_is_stopped_is_told_soon(
         parallel = ParallelConfig(replicas=2, ray_address=address)
         with pytest.raises(MachineError, match=f"no Ray cluster at {address}: no response"):
             cluster.connect(RunConfig(OutputConfig(tmp_path), parallel=parallel))
+
+
+@pytest.mark.ray
+def test_a_node_that_dies_as_ray_starts_is_a_fault_of_the_cluster(
+    ray_environment: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import ray
+
+    from hyimg_cli.engine.replicas import cluster
+
+    def fail(**_: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore")  # as Ray does
+
+    monkeypatch.setattr(cluster, "disconnect", lambda: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fail)
+    parallel = ParallelConfig(replicas=2, ray_address="auto")
+    with pytest.raises(MachineError, match="The current node timed out during startup") as refused:
+        cluster.connect(RunConfig(OutputConfig(tmp_path), parallel=parallel))
+    assert refused.value.code == "machine.ray"
+
+
+@pytest.mark.ray
+def test_relative_sources_are_those_of_the_commands_folder_and_a_dead_node_ends_the_run(
+    ray_cluster: str, tmp_path: Path, some: Some, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster was started in another folder. Its node dies as Ray's own list tells of it."""
+    import ray
+
+    from hyimg_cli.engine.replicas import cluster
+
+    monkeypatch.chdir(tmp_path)
+    Path("in.png").write_bytes(b"a picture")
+    Path("marks").mkdir()
+    floor = Floor(tmp_path / "out", tmp_path / "marks", ray_address=ray_cluster)
+    events = floor.run([replace(job, images=("in.png",)) for job in some(3)])
+    assert (deaths(events), len(outcomes(events))) == ([], 3)
+
+    every = [node | {"Alive": False} for node in ray.nodes()]
+    monkeypatch.setattr(ray, "nodes", lambda: every)
+    monkeypatch.setattr(cluster, "_HEAD_S", 0.0)
+    head = cluster._Head()
+    with pytest.raises(MachineError, match=r"Ray node of this machine, .*stopped") as refused:
+        head.confirm()
+    assert (refused.value.code, head.is_gone) == ("machine.ray", True)

@@ -62,9 +62,15 @@ _IN_WATCH = ray.method(concurrency_group="watch")
 class Replica:
     """A replica on its machine: `run` works in a thread, while other calls are answered."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, working_folder: str) -> None:
+        """`working_folder`: the run's; relative paths of sources and models are valid in it."""
         tie_to(os.getppid())  # the node's process; otherwise a stopped replica would outlive it
         tempfile.tempdir = str(_own_folder())  # removed with all files of ranks and libraries
+        try:
+            os.chdir(working_folder)
+        except OSError:
+            # Not where Ray was started: a file of the same name there would be another one.
+            os.chdir(tempfile.tempdir)
         self._setup = replace(setup, folder=Path(tempfile.tempdir) / "replica")
         self._worker: PieceWorker | None = None
         self._packer = Packer(self._setup.folder)
@@ -151,7 +157,7 @@ class RayCluster:
             **self._needs,
             **self.options(setup.number),
         )
-        handle = actor.remote(setup)
+        handle = actor.remote(setup, os.getcwd())
         up = {"up": handle.up.remote()}
         self._actors[setup.number] = _Actor(setup.folder, handle, room, setup.beat_s, up)
 
@@ -248,27 +254,43 @@ class RayCluster:
 
 
 class _Head:
-    """The cluster's head. Without it Ray ends this process after a minute, without a message.
+    """The cluster's head, and the Ray node of this process.
 
-    Until then every query to the head would block, so it is called before each query.
+    Without the head Ray ends this process after a minute, without a message. Until then every query
+    to the head would block, so it is called before each query. Without its node, this process would
+    wait for answers forever.
     """
 
     def __init__(self) -> None:
-        self._address = _host_and_port(ray.get_runtime_context().gcs_address)
+        context = ray.get_runtime_context()
+        self._address, self._node = _host_and_port(context.gcs_address), context.get_node_id()
         # While this process was stopped, it could not call the head.
         self._clock = AwakeClock(most_s=_HEAD_S)
-        self._called_at = self._heard_at = self._clock()
+        self._called_at = self._heard_at = self._looked_at = self._clock()
         self.is_gone = False
 
     def confirm(self) -> None:
-        """Raise MachineError if the head has not answered for some time."""
-        if self._clock() - self._called_at >= _HEAD_S:
-            self.answers()
+        """Raise MachineError if the head has not answered for some time, or the node is dead."""
+        if self._clock() - self._looked_at >= _HEAD_S:
+            self._looked_at = self._clock()
+            if self.answers():
+                self._refuse_dead_node()
         if self._called_at - self._heard_at > _HEAD_GONE_S:
             self.is_gone = True
             raise MachineError(
                 "the head of the Ray cluster stopped responding",
                 where=":".join(map(str, self._address)),
+                hint="start the cluster, then run the same command again to resume",
+                code="machine.ray",
+            )
+
+    def _refuse_dead_node(self) -> None:
+        node = next((one for one in ray.nodes() if one["NodeID"] == self._node), None)
+        if node is not None and not node["Alive"]:
+            self.is_gone = True
+            raise MachineError(
+                f"the Ray node of this machine, {node['NodeManagerHostname']}, stopped responding",
+                where=str(node["NodeManagerAddress"]),
                 hint="start the cluster, then run the same command again to resume",
                 code="machine.ray",
             )
@@ -305,8 +327,11 @@ def place_of(config: RunConfig) -> MachineInfo:
     """Return the facts of a cluster machine that has room for a replica. Raises MachineError."""
     connect(config)
     probe = ray.remote(here).options(max_retries=0, **_needs(config, config.parallel.replicas))
+    asked, head, until = probe.remote(), _Head(), time.monotonic() + _ROOM_S
     try:
-        return ray.get(probe.remote(), timeout=_ROOM_S)
+        while not ray.wait([asked], timeout=1.0)[0] and time.monotonic() < until:
+            head.confirm()
+        return ray.get(asked, timeout=1.0)
     except RayError as error:
         what = f"no machine of the Ray cluster responds: {str(error).strip().splitlines()[-1]}"
         raise MachineError(what, hint="check ray status", code="machine.ray") from error
@@ -354,7 +379,7 @@ def connect(config: RunConfig) -> None:
         if re.fullmatch(r"[^/]+:\d+", address) and not _answers(*_host_and_port(address), _CALL_S):
             raise OSError(f"no response within {_CALL_S:.0f} s")
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except (OSError, ValueError, RuntimeError, RayError) as error:
+    except Exception as error:  # Ray raises plain ones, for example if its node dies at its start
         disconnect()
         raise MachineError(
             f"no Ray cluster at {address}: {str(error).strip().splitlines()[0]}",

@@ -61,13 +61,13 @@ def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
     """
     choice, parallel = config.model, config.parallel
     device, dtype = precision(choice)
-    sources = (path for job in plan.jobs for path in job.images)
+    source = next((path for job in plan.jobs for path in job.images), None)
     return {
         "device": device,
         "dtype": dtype,
         "decode_graphs": by_graphs(choice, parallel.picture_ranks),
         "tensor ranks": parallel.tensor_ranks,
-        "source picture": next((source_digest(path) for path in sources), None),
+        **({} if source is None else {f"source picture {source}": source_digest(source)}),
         **{one.model: registry.fingerprint(one.model, choice.revision) for one in plan.groups},
         **versions(),
     }

@@ -9,6 +9,7 @@ leaves no line without its file, and a replica that was given up changes nothing
 """
 
 import logging
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -251,6 +252,11 @@ class _Dispatcher:
                         # Its machine differs, so a new process there would differ too.
                         worker.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
                         node = f" ({message.node})" if message.node else ""
+                        self._advice = (
+                            "give every machine the same packages, models and sources under the "
+                            f"same paths (relative ones: in {os.getcwd()}), then run the same "
+                            "command again"
+                        )
                         yield from self._kill(worker, f"refused{node}, it has {differences}")
                     else:  # the first replica's packages apply to all others
                         self._facts = dict(message.facts)
