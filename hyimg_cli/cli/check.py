@@ -11,7 +11,6 @@ from hyimg_cli.engine.sources import faults, probe_sources, refuse_hopeless, tur
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.resume import resume
-from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.spec.units import counted
 
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
@@ -27,7 +26,7 @@ def check(ctx: typer.Context) -> None:
     jobs, in_lines = runner.examine(request.manifest, settings)
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the kind that the setting affects
-        render.remarks(without_effect(settings, jobs, runner.cards(config.model.revision)), style)
+        render.remarks(runner.remarks(settings, jobs), style)
     # A pattern that matches no job is an error; the faults shown before it may explain why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = render.note_unless(style.is_quiet)

@@ -18,7 +18,6 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.resume import resume
-from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.cost import Cost
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import available_memory, configured_memory
@@ -63,7 +62,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
     every, invalid = runner.accept(request.manifest, request.settings)
     every, cards = tuple(request.change(every)), runner.cards(config.model.revision)
     if not invalid:  # a faulty line may be of the kind that the setting affects
-        render.remarks(without_effect(request.settings, every, cards), style)
+        render.remarks(runner.remarks(request.settings, every), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = resume(run_folder(config.output.folder), jobs, config, request.policy)

@@ -25,7 +25,6 @@ from hyimg_cli.journal.past_run import read_run_info
 from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.journal.texts_file import TextsFile
-from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models.registry import TOYS
@@ -144,7 +143,7 @@ class ManifestRun:
         every, invalid, jobs = self._begin(on_event, self.request.config)
         config, settings = self.request.config, self.request.settings
         if not invalid:  # a faulty line may be of another kind
-            self._remark(without_effect(settings, every, runner.cards(config.model.revision)))
+            self._remark(runner.remarks(settings, every))
         if not config.output.metadata:
             self._remark([_UNMARKED])
         found = inspect_sources(jobs, config, self._tell)

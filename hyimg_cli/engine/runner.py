@@ -4,7 +4,7 @@ No model is loaded here; `Session` does that with the plan that `prepare` return
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -17,6 +17,7 @@ from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.resume import ResumePolicy, resume
 from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
@@ -232,6 +233,16 @@ def accept(
     if unrecorded:
         raise ManifestError(unrecorded, where=manifest.title)
     return tuple(jobs), tuple(failed_line(name, some) for name, some in by_id.items())
+
+
+def remarks(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iterator[str]:
+    """Yield what the author of `jobs` should know before they run.
+
+    Settings that no job reads, and advice of the jobs' checkpoints.
+    """
+    revision, components = settings["revision"].value, settings["video_components"].value
+    yield from without_effect(settings, jobs, cards(revision))
+    yield from registry.advice(jobs, revision, components)
 
 
 def cards(revision: str | None) -> Callable[[str], ModelCard]:

@@ -31,6 +31,7 @@ FULL_DIGEST_BELOW_BYTES = 1_000_000_000
 SAMPLE_BYTES = 1 << 20
 # safetensors' messages for a file that was cut short, or has bytes after its data.
 _OF_A_CUT_FILE = ("header too small", "invalid header length", "not fully covered")
+_POINTER, _MOST_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 _COPY_MISSING = "download the checkpoint again, or copy the missing files"
 _COPY_AGAIN = "the file was cut short or overwritten: download or copy it again"
 _WEIGHT_MAP = TypeAdapter(Annotated[dict[str, str], Field(min_length=1)])
@@ -110,6 +111,38 @@ def metadata_of(data: bytes) -> dict[str, str]:
     return dict(json_of(data[8 : 8 + length])["__metadata__"])
 
 
+@contextmanager
+def open_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
+    """Open a safetensors file with the library. Raises CheckpointError for other files."""
+    with readable(path):
+        refuse_pointer(path)
+        try:
+            file = safe_open(path, framework=framework)
+        except SafetensorError as error:
+            said = str(error).removeprefix("Error while deserializing header: ")
+            is_cut = any(text in said for text in _OF_A_CUT_FILE)
+            what = f"{path.name} is damaged: {said}"
+            raise fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
+        with file:
+            yield file
+
+
+def file_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata in a safetensors file's header. Raises CheckpointError."""
+    with open_tensors(path, "np") as file:
+        return dict(file.metadata() or {})
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CheckpointError for a pointer of Git LFS in a file's place."""
+    if path.stat().st_size <= _MOST_POINTER_BYTES:
+        with opened(path) as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                what = f"{path.name} is a Git LFS pointer, not the file itself"
+                hint = "run git lfs pull in the folder, or download the file from the hub"
+                raise fault("pointer", what, path, hint)
+
+
 def check_tensors(
     found: Tensors, expected: Shapes, where: Path | str, part: str = "", *, any_dtype: bool = False
 ) -> None:
@@ -143,6 +176,8 @@ def check_tensors(
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises CheckpointError if the file is missing or holds something else."""
     try:
+        if path.is_file():
+            refuse_pointer(path)
         value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
         what = f"{path.parent.name}/{path.name} is missing"
@@ -241,16 +276,9 @@ def file_tensors(path: Path) -> dict[str, TensorInfo]:
 
     The header is checked by the library. Layout: u64 length, JSON header, data.
     """
-    with readable(path), opened(path) as file:
-        try:
-            with safe_open(path, framework="np"):
-                length = int.from_bytes(file.read(8), "little")
-                header = json_of(file.read(length))
-        except SafetensorError as error:
-            said = str(error).removeprefix("Error while deserializing header: ")
-            is_cut = any(text in said for text in _OF_A_CUT_FILE)
-            what = f"{path.name} is damaged: {said}"
-            raise fault("truncated" if is_cut else "header", what, path, _COPY_AGAIN) from None
+    with readable(path), opened(path) as file, open_tensors(path, "np"):
+        length = int.from_bytes(file.read(8), "little")
+        header = json_of(file.read(length))
     header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():

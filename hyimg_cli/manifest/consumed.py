@@ -14,10 +14,7 @@ from hyimg_cli.spec.options import KeepOutside
 def without_effect(
     settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
 ) -> Iterator[str]:
-    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks.
-
-    Also yields the advice on the cards of the pictures' models.
-    """
+    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks."""
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
     if jobs and not (pictures and films):
@@ -33,7 +30,6 @@ def without_effect(
         what = "models that write text only; this manifest has none"
         own = ["drop_think", *AR_FIELDS, "batching_max_size", "batch_invariant"]
         yield from _concern(settings, own, what)
-    yield from dict.fromkeys(text for job in pictures for text in card_of(job.model).advise(job))
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video uses one"
         yield from _concern(settings, ["clips_together"], of_models)

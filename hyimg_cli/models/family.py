@@ -38,6 +38,10 @@ class ImageCheckpoint(Protocol):
     def check(self, job: ImageJob) -> None:
         """Raise JobError, with the field in `where`, for a job that the checkpoint cannot take."""
 
+    def advice(self, job: ImageJob) -> Sequence[str]:
+        """Return sentences that the author of a job should read before it runs."""
+        return ()
+
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Count the job's tokens; unwritten text counts as `assumed_think` tokens.
 
@@ -102,16 +106,19 @@ class ImageCheckpoint(Protocol):
 
 
 class VideoCheckpoint(Protocol):
-    """A text-to-video checkpoint."""
+    """A text-to-video checkpoint. Families derive from it and inherit these defaults."""
 
-    @property
-    def card(self) -> VideoCard: ...
+    card: VideoCard
 
     def check(self, job: VideoJob) -> None:
         """Raise JobError for a job whose texts are too long, or whose LoRAs do not fit.
 
         Texts by the encoders' limits, LoRAs by their headers.
         """
+
+    def advice(self, job: VideoJob) -> Sequence[str]:
+        """Return sentences that the author of a job should read before it runs."""
+        return ()
 
     def load(self, choice: ModelChoice) -> "LatentVideoModel":
         """Load the model; text encoders stay on disk until a prompt needs them.

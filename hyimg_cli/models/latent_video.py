@@ -110,6 +110,9 @@ class LatentVideoModel(LatentModel):
         self.decoder: LatentDecoder = self._decode_here
         self._is_off_device = False
 
+    def notes(self, job: VideoJob) -> tuple[str, ...]:
+        return self.layout.notes
+
     @cached_property
     def prompts(self) -> ConditionEncoder[str]:
         """The text encoders; reads no weights."""

@@ -4,6 +4,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.loading.checkpoint import file_metadata, file_tensors
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.options import Lora
@@ -78,4 +79,17 @@ def file_digest(name: str) -> str:
 
 @lru_cache(maxsize=64)
 def _digest_of(path: Path, _changed: int, _size: int) -> str:
-    return digest.of_file(path, _MAX_BYTES)
+    found = digest.of_file(path, _MAX_BYTES)
+    return f"{found}+metadata" if _has_metadata_for_other_names(path) else found
+
+
+def _has_metadata_for_other_names(path: Path) -> bool:
+    """Return True for a file whose header gives the alpha of layers in other than diffusers' names.
+
+    Before 0.2, it was not applied to these.
+    """
+    try:
+        is_said = "lora_adapter_metadata" in file_metadata(path)
+        return is_said and not all(name.startswith("transformer.") for name in file_tensors(path))
+    except CheckpointError:
+        return False

@@ -6,6 +6,7 @@ A family is a folder next to this file with a record in it. Here it only needs i
 
 import math
 import os
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -203,6 +204,20 @@ def check(job: Job, revision: str | None = None, components: str | None = None) 
         _films(job.model, revision, components).check(job)
     else:
         sequences(job.model, revision).check(job)
+
+
+def advice(
+    jobs: Iterable[Job], revision: str | None = None, components: str | None = None
+) -> Iterator[str]:
+    """Yield sentences of the checkpoints that the author of the jobs should read, each once."""
+    told = set[str]()
+    for job in jobs:
+        if isinstance(job, VideoJob):
+            said = _films(job.model, revision, components).advice(job)
+        else:
+            said = sequences(job.model, revision).advice(job)
+        yield from (one for one in said if one not in told)
+        told.update(said)
 
 
 @gc_paused()

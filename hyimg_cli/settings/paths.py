@@ -18,7 +18,7 @@ _BOX = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
 # Each part has one reading only: with two, matching a long list with a fault at its end would take
 # exponential time.
 _ON = r"(?:(high|low)=\s*|(?!high=|low=))"
-_LORA = _ON + r"([^\x00;\s][^\x00;]*\.safetensors|none)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
+_LORA = _ON + r"([^\x00;\s][^\x00;]*\.(?i:safetensors)|none)(?:@(-?[0-9]+(?:\.[0-9]+)?))?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,8 +203,9 @@ SOURCES = PathKind(
 )
 _LORAS = pattern_kind(
     rf"[\s;]*(?:{_LORA}\s*(?:;[\s;]*|$))*",
-    "is not a LoRA: only safetensors files are read",
-    "write FILE or FILE@WEIGHT; for a model of two transformers high=FILE;low=FILE",
+    "is not FILE.safetensors or FILE.safetensors@WEIGHT",
+    "write the weight as @0.5, without spaces; only safetensors files are read; for a model of two "
+    "transformers write high=FILE;low=FILE",
     _loras,
 )
 LORAS = Loras(

@@ -1,7 +1,7 @@
 """Facts about a checkpoint without its weights: sizes, token counts, bytes, defaults."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,8 +160,7 @@ class ModelCard:
     jobs have a second branch if `guides` says so, unless it `is_distilled`. `reference_pixels`: of
     each source picture in every step; 0 means as many as the result has.
 
-    `licence`: a short name; empty if unknown. `advise`: sentences that the author of a job should
-    read.
+    `licence`: a short name; empty if unknown.
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
     an edit in its source's shape has another size than the nearest of the buckets.
@@ -204,7 +203,6 @@ class ModelCard:
     networks: Networks | None = None
     licence: str = ""
     guides: Callable[[ImageJob], bool] = lambda job: job.guidance_scale > 1
-    advise: Callable[[ImageJob], Sequence[str]] = lambda job: ()
     reference_pixels: int | None = None
     fewest_images: int = 0
     most_images: int = 3

@@ -22,7 +22,6 @@ from hyimg_cli.errors import JobError, UsageError
 from hyimg_cli.files import refuse_links
 from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.journal.past_run import output_files
-from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.measure.bench.budget import DistanceRow, Metrics, row
 from hyimg_cli.measure.bench.duration import TimeLeft, of_bench, of_plan
@@ -154,7 +153,7 @@ class Bench:
     def _jobs(self, variant: Variant) -> list[Job]:
         settings = self._settings(variant)
         jobs = list(runner.accept(self.manifest, settings)[0])
-        notes = without_effect(settings, jobs, runner.cards(settings["revision"].value))
+        notes = runner.remarks(settings, jobs)
         self.notes += [note for note in notes if note not in self.notes]
         models = sorted({job.model for job in jobs})
         if len(models) != 1:

@@ -37,7 +37,6 @@ from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
 from hyimg_cli.models.diffusers_image.record import Condition, EditorFolder, shifted
-from hyimg_cli.models.diffusers_image.table import few_steps_advice
 from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import Component
@@ -265,7 +264,7 @@ class LatentImageModel(LatentModel):
         return {one: kind for kind, one in self.folder.encodings(job, digests)}
 
     def notes(self, job: ImageJob) -> tuple[str, ...]:
-        return few_steps_advice(job)
+        return self.folder.notes(job)
 
     @torch.no_grad()
     def denoiser(

@@ -24,6 +24,7 @@ from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
 from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
 from hyimg_cli.models.diffusers_image.table import (
     KINDS,
+    NON_COMMERCIAL,
     Kind,
     few_steps_advice,
     kind_of,
@@ -150,6 +151,20 @@ class EditorFolder(ImageCheckpoint):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
             check_loras(job, self.layout)
+
+    def advice(self, job: ImageJob) -> Sequence[str]:
+        said = f"{self.card.name} has a non-commercial licence: read it before using its pictures"
+        is_free = self.card.licence != NON_COMMERCIAL
+        return (*(() if is_free else (said,)), *self.notes(job))
+
+    def notes(self, job: ImageJob) -> tuple[str, ...]:
+        """Return warnings for the job's result line, from the checkpoint's files and the LoRAs'."""
+        found = few_steps_advice(job)
+        if job.lora and find_spec("diffusers"):
+            from hyimg_cli.models.diffusers_video.lora import lora_notes  # imports torch
+
+            found += lora_notes(job, self.layout)
+        return found + self.layout.notes
 
     @cached_property
     def _control_tokens(self) -> frozenset[str]:
@@ -312,8 +327,6 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""
-    said = [f"{name} has a non-commercial licence: read it before using its pictures"]
-    said = said if licence == "non-commercial" else []
     return ModelCard(
         model=model,
         family="diffusers_image",
@@ -333,7 +346,6 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         base_size=base_size,
         networks=networks,
         guides=kind.is_guided,
-        advise=lambda job: (*said, *few_steps_advice(job)),
         # Rows that are kept from step to step count once.
         reference_pixels=None if kind.prefix else _REFERENCE_PIXELS * kind.scales_pictures,
         fewest_images=kind.fewest,

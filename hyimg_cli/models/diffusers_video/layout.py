@@ -23,6 +23,7 @@ from typing import Any
 
 from hyimg_cli.errors import CheckpointError, installed_version
 from hyimg_cli.loading import checkpoint
+from hyimg_cli.loading.declared import unknown_options
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.spec import digest
 
@@ -179,6 +180,23 @@ class CheckpointLayout:
         """The noise level from which Wan 2.2's second transformer works; None without one."""
         name = "boundary_ratio"
         return self.index.number(name) if self.index.has(name) else None
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings for every job: options that the installed libraries do not know."""
+        found = []
+        for name, part in self.components.items():
+            if not (part.has_weights or name in ("scheduler", "guider")):
+                continue
+            own = part.config()
+            if options := unknown_options(own.values, part.library, part.class_name):
+                version = f"{part.library} {installed_version(part.library)}"
+                what = (
+                    f"{name}/{Path(own.where).name} has {', '.join(options)}, unknown to {version}"
+                )
+                newer = f"a newer {part.library} may follow it"
+                found.append(f"{what}, which ignores it: results may differ; {newer}")
+        return tuple(found)
 
     def fingerprint(self, first: str) -> str:
         """Return a digest of every file that matters; `first`: other folders' fingerprints."""

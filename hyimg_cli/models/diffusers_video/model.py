@@ -7,7 +7,6 @@ A family is a subclass of `DiffusersVideo`; denoising is scheduler steps around 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +14,12 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
-from hyimg_cli.models.diffusers_video.lora import Adapters, unapplied_tensors
+from hyimg_cli.models.diffusers_video.lora import Adapters, lora_notes
 from hyimg_cli.models.diffusers_video.networks import SplitTokens, load_network
 from hyimg_cli.models.diffusers_video.scheduling import JobScheduler
 from hyimg_cli.models.diffusers_video.start import StartEncoder
 from hyimg_cli.models.latent import LatentDenoiser, PromptEmbedding
 from hyimg_cli.models.latent_video import Branch, BranchInputs, BranchRunner, SpreadModel, start_of
-from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.spec.job import VideoJob
 
 # From the number of a step and its branches' velocities to the velocity that the step takes.
@@ -160,14 +158,8 @@ class DiffusersVideo(SpreadModel):
         return (job.prompt, job.negative_prompt) if self.has_guidance(job) else (job.prompt,)
 
     def notes(self, job: VideoJob) -> tuple[str, ...]:
-        """Return which parts of its LoRAs the library does not apply."""
-        found = ((one, unapplied_tensors(lora_file(one.file))) for one in job.lora if one.file)
-        return tuple(
-            f"the LoRA {Path(one.file).name} was applied without {len(names)} of its tensors, "
-            f"which diffusers does not support, such as {names[0]}"
-            for one, names in found
-            if names
-        )
+        """Return what of the checkpoint's options and of the LoRAs the library does not apply."""
+        return (*super().notes(job), *lora_notes(job, self.layout))
 
     @torch.no_grad()
     def denoiser(self, job: VideoJob, embeddings: Mapping[Any, PromptEmbedding]) -> Denoiser:

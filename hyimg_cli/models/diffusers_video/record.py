@@ -24,7 +24,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     refuse_unsupported,
     shift_name,
 )
-from hyimg_cli.models.family import Family
+from hyimg_cli.models.family import Family, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import (
     DecodeWork,
@@ -61,7 +61,7 @@ _PRODUCTS = 2
 _TOKEN_WIDTHS = 25
 
 
-class DiffusersFolder:
+class DiffusersFolder(VideoCheckpoint):
     """A checkpoint folder, whose weights are not read."""
 
     def __init__(self, folder: Path, model: str) -> None:
@@ -76,6 +76,14 @@ class DiffusersFolder:
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
             check_loras(job, self.layout)
+
+    def advice(self, job: VideoJob) -> tuple[str, ...]:
+        found = self.layout.notes
+        if job.lora and find_spec("diffusers"):
+            from hyimg_cli.models.diffusers_video.lora import lora_notes  # imports torch
+
+            found += lora_notes(job, self.layout)
+        return found
 
     def load(self, choice: ModelChoice) -> "LatentVideoModel":
         """Load in float32 on the CPU, bfloat16 on a GPU by default.

@@ -353,9 +353,8 @@ def _described(component: Component, name: str = "config") -> Iterator[None]:
 def _is_news(record: logging.LogRecord) -> bool:
     """Return False for warnings that the libraries give for every released checkpoint.
 
-    That guiders, attention backends and parallelism are experimental, that a setting
-    (`clip_output`) of Wan 2.2 5B is not read; and that texts are cut, which the result line
-    records.
+    That guiders, attention backends and parallelism are experimental; and what the result line
+    records: that texts are cut, and options unknown.
     """
     return not any(text in record.getMessage() for text in _EXPECTED)
 
@@ -364,7 +363,8 @@ _EXPECTED = (
     "Guiders are currently an experimental feature",
     "Attention backends are an experimental feature",
     "`enable_parallelism` is an experimental feature",
-    "{'clip_output': False} were passed to AutoencoderKLWan",
+    # `CheckpointLayout.notes` names them.
+    "but are not expected and will be ignored",
     "The following part of your input was truncated",
     "Token indices sequence length is longer",
 )

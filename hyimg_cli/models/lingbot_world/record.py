@@ -13,7 +13,7 @@ from hyimg_cli.models.diffusers_video.record import (
     stored_facts,
     wan_forward,
 )
-from hyimg_cli.models.family import Family
+from hyimg_cli.models.family import Family, VideoCheckpoint
 from hyimg_cli.models.lingbot_world.layout import FAMILY as NAME
 from hyimg_cli.models.lingbot_world.layout import (
     TRANSFORMER,
@@ -36,7 +36,7 @@ _PIXELS_PER_CELL, _FRAME_STRIDE = 8, 4
 _NO_TILES = TileRule(1 << 20, 1 << 20, _PIXELS_PER_CELL)
 
 
-class LingBotFolder:
+class LingBotFolder(VideoCheckpoint):
     """A checkpoint folder, its weights unread; `components`: the folder of its other parts."""
 
     def __init__(self, folder: Path, model: str, components: Path | None = None) -> None:
@@ -46,6 +46,9 @@ class LingBotFolder:
     def check(self, job: VideoJob) -> None:
         check_job(job, self.card, network_shape(self.layout).rope_max_seq_len)
         check_texts(job, self._whole().components["tokenizer"].folder.parent, self.card)
+
+    def advice(self, job: VideoJob) -> tuple[str, ...]:
+        return self.layout.notes
 
     def load(self, choice: ModelChoice) -> "LatentVideoModel":
         require("diffusers", "av")
