@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,12 +27,13 @@ from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.files import bytes_of, json_of, remove, replace_file, replacing
+from hyimg_cli.files import remove, replace_file, replacing
 from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.serve.errors import Refused, bad_request, internal, server_full
 from hyimg_cli.serve.intake import INPUT, link, write_manifest
 from hyimg_cli.serve.metrics import Metrics
+from hyimg_cli.serve.records import BatchRecord, due_at, entries, read_record
 from hyimg_cli.serve.results import KINDS, MANIFEST, RUN, BatchResults
 from hyimg_cli.serve.uploads import Expiry
 from hyimg_cli.serve.wire import Wire
@@ -92,6 +94,8 @@ class Batch:
     def __init__(self, folder: Path, record: dict[str, Any]) -> None:
         self.id: str = record["id"]
         self.folder, self.record, self.lock = folder, record, threading.RLock()
+        # When its completion window ends, on the clock that cannot be set.
+        self._due = due_at(record["expires_at"])
         # The error that interrupted its run, and when to try again.
         self.trouble: HyimgError | None = None
         self.again_at = 0.0
@@ -105,7 +109,7 @@ class Batch:
     @property
     def is_late(self) -> bool:
         """True once its completion window is over."""
-        return bool(time.time() >= self.record["expires_at"])
+        return time.monotonic() >= self._due
 
     @property
     def is_closing(self) -> bool:
@@ -163,14 +167,18 @@ class Batches:
         self._uploads.made, self._uploads.forget = self._made, self._forget
         with disk_errors(state):
             make_folders(self._folder)
-            for left in self._folder.glob(".*"):
-                remove(left)
-            found = [
-                Batch(one, json_of(bytes_of(one / RECORD, _RECORD_BYTES)))
-                for one in self._folder.iterdir()
-            ]
+            read = {
+                folder: read_record(folder / RECORD, folder.name, BatchRecord, _RECORD_BYTES)
+                for folder in entries(self._folder)
+            }
+        found = [Batch(folder, record) for folder, record in read.items() if record]
         found.sort(key=lambda one: (one.record["came"], one.id))
         self._batches = {one.id: one for one in found}
+        for file in self._uploads.outputs():
+            if not (self._folder / file["batch"]).exists():
+                logger.info("forgot %s: the folder of its batch was removed", file["id"])
+                self._uploads.delete(file)
+        self._uploads.sweep()
 
     def start(self) -> None:
         """Resume all batches that have not ended, in the order in which they were created."""
@@ -299,15 +307,24 @@ class Batches:
 
     def _read(self, batch: Batch) -> None:
         """Write a batch's manifest, unless that is done, or end the batch with its faults."""
-        record, faults = batch.record, []
-        if not (batch.folder / MANIFEST).is_file():
+        record, faults, counts = batch.record, [], {}
+        has_manifest = (batch.folder / MANIFEST).is_file()
+        is_whole = has_manifest or (batch.folder / INPUT).is_file()
+        if is_whole and not has_manifest:
             endpoint, owner = record["endpoint"], record["owner"]
             faults = write_manifest(batch.folder, endpoint, owner, self._wire)
+        try:
+            counts = BatchResults(batch.folder).counts()
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            gone = _gone("the input of the batch", "send it again")
+            faults = [{"line": None, "param": None, "code": gone.code, "message": gone.message}]
         with batch.lock:
-            if faults and batch.record["status"] == "validating":
+            if faults and (batch.record["status"] == "validating" or not is_whole):
                 batch.save("failed", errors={"object": "list", "data": faults})
             else:
-                batch.save(request_counts=BatchResults(batch.folder).counts())
+                batch.save(request_counts=counts)
                 batch.is_read = True
 
     def _run(self, batch: Batch) -> None:
@@ -370,11 +387,22 @@ class Batches:
         batch.save(status, request_counts=counts, **files)
 
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the content of a batch's output or error file."""
-        batch = self._batches[file["batch"]]
-        return BatchResults(batch.folder).lines(file["kind"], batch.record, batch.record["status"])
+        """Yield the content of a batch's output or error file. Raises Refused if it is gone."""
+        batch = self._batches.get(file["batch"])
+        with suppress(OSError, ValueError):
+            if batch is not None:
+                results, record = BatchResults(batch.folder), batch.record
+                if results.counts() == record["request_counts"]:
+                    return results.lines(file["kind"], record, record["status"])
+        raise _gone(f"the batch of {file['id']}", "send the batch again")
 
     def _forget(self, file: Mapping[str, Any]) -> None:
         """Remove the pictures of a batch whose output file was deleted."""
         if file["kind"] == "output":
             remove(self._folder / file["batch"] / RUN / "outputs")
+
+
+def _gone(what: str, hint: str) -> Refused:
+    """Return the refusal of what somebody removed from the state folder, or damaged there: 410."""
+    what = f"{what} was removed or damaged on the server's disk"
+    return Refused(410, what, hint=hint, code="file.gone")

@@ -11,6 +11,8 @@ from hyimg_cli.manifest.fields import BY_NAME
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 # Codes of jobs that failed because of their request.
 _ASKED_WRONGLY = ("manifest.", "source.", "usage", "output-image.")
+# Codes of faults that only the server's operator can mend.
+_OF_THE_SERVER = ("storage.", "machine", "output.")
 _CODES = {"missing": "request.missing-field", "extra_forbidden": "request.unknown-field"}
 Model = TypeVar("Model", bound=BaseModel)
 # Tells the official client not to retry.
@@ -103,6 +105,8 @@ def refusal_of(error: HyimgError | Mapping[str, Any], sent: Iterable[str] = ()) 
     if isinstance(error, MachineError):  # may succeed after a restart
         status = 503
     status = 507 if code == "storage.full" else status
+    if code.startswith(_OF_THE_SERVER):  # the hint is for who runs the command
+        hint = "try again later, or ask who runs the server"
     return Refused(status, what, param=param, hint=hint, code=code, headers=head)
 
 

@@ -28,7 +28,8 @@ from starlette.types import Receive, Scope, Send
 from hyimg_cli.engine.runner import accept, cards
 from hyimg_cli.engine.sources import probe_sources
 from hyimg_cli.errors import HyimgError, Interrupted
-from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.files import remove
+from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import make_plan
@@ -138,8 +139,9 @@ class Online:
         # A thread only waits for its session; there are more than the queue admits.
         self._threads = ThreadPoolExecutor(most_waiting + 64, "online")
         with disk_errors(state):
-            shutil.rmtree(self._folder, ignore_errors=True)  # left by a kill
-            self._folder.mkdir(parents=True)
+            with suppress(OSError):
+                remove(self._folder)  # left by a kill
+            make_folders(self._folder)
 
     @property
     def waiting(self) -> Counter[str]:

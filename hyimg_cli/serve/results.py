@@ -64,6 +64,9 @@ def respond(
         for path, name in names.items():
             message = message.replace(str(run.parent / path), name)
         refused = refusal_of({**failed[0], "message": message.replace(f"{run.parent}/", "")})
+        if refused.code == "source.missing":  # it was there when the request came
+            what = f"{message.partition(':')[0]} was removed from the server's disk"
+            refused = Refused(410, what, hint="send the request again", code="file.gone")
         refused.data = data
         raise refused
     own = [

@@ -8,9 +8,13 @@ The output files of batches have a record but no content here: they are made as 
 
 import hashlib
 import json
+import logging
+import math
 import os
+import re
 import secrets
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,19 +26,22 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import BaseModel, Field, InstanceOf, WithJsonSchema
 
-from hyimg_cli.errors import SourceImageError
-from hyimg_cli.files import SETTINGS_BYTES, bytes_of, json_of, remove, replace_file, replacing
+from hyimg_cli.errors import HyimgError, SourceImageError
+from hyimg_cli.files import SETTINGS_BYTES, remove, replace_file, replacing
 from hyimg_cli.journal.disk import disk_errors, make_folders, take_lock
 from hyimg_cli.journal.journal import LOCK
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
+from hyimg_cli.serve.records import FileRecord, due_at, entries, read_record
 
+logger = logging.getLogger(__name__)
 MOST_FILES = 100_000
 _PICTURE_PIXELS = 25_000_000
 _MOST_CHECKED = 10_000
 _SHOWN = ("id", "bytes", "created_at", "filename", "purpose", "expires_at")
 # Content without a record is kept for this long: waiting requests may need it.
 _UNNAMED_S = 3600.0
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,8 @@ class Page(BaseModel):
 class Uploads:
     """The files of all callers. Holds the lock of the state folder.
 
-    `made` returns the content of a batch's output file, `forget` removes it; `Batches` sets both.
+    `made` returns the content of a batch's output file, `forget` removes it; `Batches` sets both,
+    and then sweeps.
     """
 
     # Limits of one file, and of all.
@@ -110,12 +118,17 @@ class Uploads:
             take_lock(state / LOCK, self._held)
             for folder in (self._files, self.folder):
                 make_folders(folder)
-                for left in folder.glob(".*"):
-                    remove(left)
-            found = [json_of(bytes_of(one, SETTINGS_BYTES)) for one in self._files.iterdir()]
+            read = (
+                read_record(path, path.name, FileRecord, SETTINGS_BYTES)
+                for path in entries(self._files)
+            )
+            found = [record for record in read if record]
+            list(entries(self.folder))
         found.sort(key=lambda one: (one["came"], one["id"]))  # `created_at` is whole seconds
         self._records: dict[str, dict[str, Any]] = {one["id"]: one for one in found}
-        self.sweep()
+        # On the clock that cannot be set: when files expire, and when content was last used.
+        self._due = {one["id"]: due_at(one["expires_at"]) for one in found if "expires_at" in one}
+        self._used_at = dict[str, float]()
 
     def close(self) -> None:
         """Release the lock of the state folder."""
@@ -131,7 +144,8 @@ class Uploads:
         upload = Upload(sha256, nbytes, filename[:255], self.folder / sha256)
         with disk_errors(self.folder):
             with self._lock:
-                if upload.path.exists():
+                self._used_at[sha256] = time.monotonic()
+                if _has_bytes(upload.path, nbytes):
                     os.utime(upload.path)
                     return upload
                 if self._used + nbytes > self.total_bytes:
@@ -163,12 +177,14 @@ class Uploads:
         with self._lock, disk_errors(self._files):
             replace_file(self._files / name, json.dumps(entry).encode())
             self._records[name] = entry
+            if keep_s is not None:
+                self._due[name] = time.monotonic() + keep_s
         return entry
 
     def find(self, name: str, owner: str, param: str = "file_id") -> dict[str, Any]:
         """Return the record of a caller's file. Raises Refused: 404."""
         entry = self._records.get(name)
-        if entry is None or entry["owner"] != owner or _is_over(entry):
+        if entry is None or entry["owner"] != owner or self._is_over(entry):
             raise Refused(404, f"file not found: {name[:80]}", param=param, code="file.not-found")
         return entry
 
@@ -176,12 +192,16 @@ class Uploads:
         """Return the records of a caller's files, oldest first."""
         with self._lock:
             records = list(self._records.values())
-        return [one for one in records if one["owner"] == owner and not _is_over(one)]
+        return [one for one in records if one["owner"] == owner and not self._is_over(one)]
+
+    def outputs(self) -> list[dict[str, Any]]:
+        """Return the records of all batches' output and error files."""
+        return [one for one in list(self._records.values()) if "sha256" not in one]
 
     def path_of(self, record: Mapping[str, Any]) -> Path:
-        """Return the path of an upload's content. Raises Refused if it was removed."""
+        """Return the path of an upload's content. Raises Refused if it was removed or cut."""
         path: Path = self.folder / record["sha256"]
-        if not path.is_file():
+        if not _has_bytes(path, record["bytes"]):
             what = f"the content of {record['id']} was removed from the server's disk"
             raise Refused(410, what, hint="upload the file again", code="file.gone")
         return path
@@ -195,27 +215,42 @@ class Uploads:
         with self._lock, disk_errors(self._files):
             remove(self._files / record["id"])
             self._records.pop(record["id"], None)
+            self._due.pop(record["id"], None)
             if "sha256" not in record:
                 self.forget(record)
             else:
+                self._used_at[record["sha256"]] = time.monotonic()
                 with suppress(FileNotFoundError):
                     os.utime(self.folder / record["sha256"])
 
     def sweep(self) -> None:
-        """Remove expired files, and content that has no record any more."""
-        for record in [one for one in list(self._records.values()) if _is_over(one)]:
-            self.delete(record)
+        """Remove expired files, and content that has no record any more. Raises StorageError."""
+        for record in [one for one in list(self._records.values()) if self._is_over(one)]:
+            try:
+                self.delete(record)
+            except HyimgError as error:
+                logger.warning("cannot remove the expired %s: %s", record["id"], error)
         named = {one.get("sha256") for one in list(self._records.values())}
         with self._lock, disk_errors(self.folder):
             self._used = 0
             for path in self.folder.iterdir():
                 with suppress(FileNotFoundError):  # a temporary name
                     found = path.stat()
-                    is_old = found.st_mtime < time.time() - _UNNAMED_S
-                    if is_old and path.name not in named and not path.name.startswith("."):
+                    is_ours = stat.S_ISREG(found.st_mode) and _SHA256.fullmatch(path.name)
+                    if is_ours and path.name not in named and self._is_unused(path.name, found):
                         path.unlink()
+                        self._used_at.pop(path.name)
                     else:
                         self._used += found.st_size
+
+    def _is_unused(self, name: str, found: os.stat_result) -> bool:
+        """Return True if content was not used for an hour, counting from its file's time."""
+        age_s = max(0.0, time.time() - found.st_mtime)
+        used_at = self._used_at.setdefault(name, time.monotonic() - age_s)
+        return time.monotonic() > used_at + _UNNAMED_S
+
+    def _is_over(self, record: Mapping[str, Any]) -> bool:
+        return time.monotonic() >= self._due.get(record["id"], math.inf)
 
     def _checked(self, path: Path) -> Path:
         """Return an upload that is a readable picture of at most 25 megapixels. Raises Refused."""
@@ -237,5 +272,9 @@ def shown(record: Mapping[str, Any]) -> dict[str, Any]:
     return known | {"object": "file", "status": "processed"}
 
 
-def _is_over(record: Mapping[str, Any]) -> bool:
-    return "expires_at" in record and record["expires_at"] <= time.time()
+def _has_bytes(path: Path, nbytes: int) -> bool:
+    """Return True if a path is a file of so many bytes."""
+    with suppress(OSError):
+        found = path.stat()
+        return stat.S_ISREG(found.st_mode) and found.st_size == nbytes
+    return False

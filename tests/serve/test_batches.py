@@ -254,12 +254,19 @@ def test_a_batch_expires(serve: Any, painter: FakeService) -> None:
         assert counts["total"] == counts["completed"] + len(never)
 
 
-def test_batches_run_in_the_order_they_came(serve: Any, painter: FakeService) -> None:
-    painter.pace_s = 0.05
+def test_batches_run_in_the_order_they_came(
+    serve: Any, painter: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painter.gate.clear()
     server = serve(batches_at_once=1)
+    # Ids in the opposite order, which a listing of the folder may have.
+    ids = (f"{n:024x}" for n in range(900, 0, -1))
+    monkeypatch.setattr("hyimg_cli.serve.batches.secrets.token_hex", lambda _: next(ids))
     begun = [server.begin(CAT, metadata={"n": str(n)}).json() for n in range(4)]
     serve(batches_at_once=1)  # and so at the next start
+    painter.scopes.clear()
     again = serve(batches_at_once=1)
+    painter.gate.set()
     for one in begun:
         assert again.wait(one)["status"] == "completed"
     order = dict.fromkeys(scope for scope, _ in painter.scopes)
@@ -377,9 +384,13 @@ def test_output_files_expire(serve: Any, monkeypatch: Any) -> None:
     batch = server.wait(server.begin(CAT, output_expires_after=policy).json())
     file = server.get(f"/v1/files/{batch['output_file_id']}")
     assert file["expires_at"] == file["created_at"] + 3600
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 3601)
-    assert server.http.get(f"/v1/files/{file['id']}/content").status_code == 404
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3601)
+    assert server.http.get(f"/v1/files/{file['id']}/content").status_code == 200, "clock set"
+    monkeypatch.setattr(time, "time", lambda: now() + 3599)
+    assert serve().http.get(f"/v1/files/{file['id']}/content").status_code == 200
+    monkeypatch.setattr(time, "time", lambda: now() + 3601)
+    assert serve().http.get(f"/v1/files/{file['id']}/content").status_code == 404
 
 
 def test_what_a_kill_left_of_a_batch_that_was_never_told_goes(serve: Any, tmp_path: Path) -> None:
@@ -431,5 +442,5 @@ def test_a_source_that_is_gone_is_its_lines_error_without_a_place(
         path.unlink()
     (line,) = server.lines(server.wait(begun)["error_file_id"])
     error = line["response"]["body"]["error"]
-    assert (line["response"]["status_code"], error["code"]) == (400, "source.missing")
-    assert error["message"].startswith("image 1: ")
+    assert (line["response"]["status_code"], error["code"]) == (410, "file.gone")
+    assert error["message"].startswith("image 1 was removed from the server's disk")

@@ -144,14 +144,14 @@ def test_a_file_too_large_leaves_nothing(serve: Any) -> None:
     assert server.upload(b"x" * 1000).status_code == 200
 
 
-def test_the_disk_is_bounded(uploads: Uploads) -> None:
+def test_the_disk_is_bounded(uploads: Uploads, monkeypatch: pytest.MonkeyPatch) -> None:
     for data in (b"a" * 70_000, b"a" * 70_000, b"b" * 80_000):  # twice the same counts once
         uploads.keep(io.BytesIO(data))
     with pytest.raises(Refused) as refused:
         uploads.keep(io.BytesIO(b"c"))
     assert refused.value.code == "uploads.full"
-    for path in uploads.folder.iterdir():
-        os.utime(path, (0, 0))
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 3601)
     uploads.sweep()
     assert uploads.keep(io.BytesIO(png(8, 8))).path.is_file()
 
@@ -163,8 +163,9 @@ def test_a_file_lasts_as_long_as_was_asked_for(serve: Any, monkeypatch: Any) -> 
     assert file["expires_at"] == file["created_at"] + 3600
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 3601)
-    assert server.http.get(f"/v1/files/{file['id']}").status_code == 404
-    server.state.uploads.sweep()
+    assert server.http.get(f"/v1/files/{file['id']}").status_code == 200, "the clock was set"
+    again = serve()
+    assert again.http.get(f"/v1/files/{file['id']}").status_code == 404
     assert os.listdir(server.folder / "files") == []
 
 
@@ -179,6 +180,11 @@ def test_content_stays_while_it_is_named(uploads: Uploads, tmp_path: Path) -> No
     assert upload.path.is_file()
     os.utime(upload.path, (0, 0))
     uploads.sweep()
+    assert upload.path.is_file(), "the clock was set"
+    uploads.close()
+    again = Uploads(tmp_path / "state")
+    again.sweep()
+    again.close()
     assert not upload.path.exists()
 
 
