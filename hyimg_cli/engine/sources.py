@@ -31,6 +31,8 @@ MOST_NAMED = 10
 _AT_ONCE = 4
 _TOLD_AFTER_S = 2.0
 _MISSING = "source.missing"
+# Increase it if a file that was found intact might be refused now.
+_CHECK_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def _marks(path: str) -> list[int]:
 
 
 def _key(folder: str) -> str:
-    return digest.of_bytes(os.fsencode(os.path.abspath(folder)))
+    return digest.of_bytes(os.fsencode(f"{_CHECK_FORMAT} {os.path.abspath(folder)}"))
 
 
 def _unfit(

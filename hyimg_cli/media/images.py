@@ -14,7 +14,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from hyimg_cli.media import deep, formats
 from hyimg_cli.media.metadata import PictureText
-from hyimg_cli.media.source_files import bytes_of_source, decoder_faults, open_picture
+from hyimg_cli.media.source_files import SKIPPED, bytes_of_source, decoder_faults, open_picture
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
@@ -183,13 +183,20 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
         if image.mode[0] in "IF":
             upright, of_floats = deep.grey_of(np.asarray(upright), image)
         own = _own_channels(upright)
+        is_unseen = own.mode == "RGBA" and own.getchannel("A").getextrema() == (0, 0)
+        # Programs leave a BMP's alpha at 0; Windows and browsers show such a file opaque.
+        is_opaque = is_unseen and image.format in ("BMP", "DIB")
+        own = own.convert("RGB") if is_opaque else own
     mode = image.mode
     notes = {
         f"first of {count} frames": count > 1,
         "EXIF orientation applied": is_turned,
         f"{bits}-bit reduced to 8": bits > 8,
         of_floats: mode == "F",
+        f"damaged or very large metadata skipped: {image.info.get(SKIPPED)}": SKIPPED in image.info,
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
+        "its alpha is 0 everywhere, so it is read as opaque": is_opaque,
+        "the picture is transparent everywhere": is_unseen and not is_opaque,
         _ON_WHITE: own.mode == "RGBA",
     }
     return own, tuple(note for note, applies in notes.items() if applies)

@@ -18,7 +18,7 @@ from hyimg_cli import remote
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, SourceImageError, UsageError
 from hyimg_cli.files import UnfitFile, bytes_of, opened
-from hyimg_cli.media import deep, kinds
+from hyimg_cli.media import deep, kinds, png_chunks
 
 # Sizes are checked here; other things that Pillow warns of are repaired by it or fail later. Set
 # once for the process: ignoring a warning within a block is not thread-safe.
@@ -27,6 +27,8 @@ warnings.filterwarnings("ignore", module=r"(PIL|pillow_heif)\b")
 MAX_SOURCE_PIXELS = 100_000_000
 MAX_SOURCE_BYTES = 1_000_000_000
 MAX_ASPECT = 200
+# Where an opened picture's `info` names the parts of the file that were not read.
+SKIPPED = "skipped chunks"
 # NOTE: on damaged bytes, Pillow's decoders raise almost anything: SyntaxError, IndexError,
 # zlib.error, RuntimeError. Use this only around calls into Pillow.
 _DECODER_ERRORS = Exception
@@ -111,8 +113,11 @@ def _opened(path: Path, file: IO[bytes]) -> ImageFile.ImageFile:
         raise _fault("empty", "the file is empty", path, "copy or save it again")
     is_heif = kinds.HEIF.match(start) is not None
     formats = (*kinds.FORMATS, "HEIF") if is_heif and kinds.knows_heif() else kinds.FORMATS
+    skipped = tuple[str, ...]()
     try:
-        return Image.open(file, formats=formats)
+        if start.startswith(png_chunks.SIGNATURE):
+            file, skipped = png_chunks.without_faulty(file)
+        image = Image.open(file, formats=formats)
     except Image.DecompressionBombError as error:
         # Only Pillow's message gives the number.
         count = re.search(r"[0-9]+", str(error))
@@ -127,6 +132,9 @@ def _opened(path: Path, file: IO[bytes]) -> ImageFile.ImageFile:
             hint = f"give one of {', '.join(kinds.FORMATS)}"
             fault = _fault("not-an-image", "the file is not an image", path, hint)
         raise fault from error
+    if skipped:
+        image.info[SKIPPED] = ", ".join(skipped)
+    return image
 
 
 def _fault(slug: str, what: str, path: Path, hint: str = "") -> SourceImageError:

@@ -232,6 +232,40 @@ def test_half_transparency_is_mixed_with_white(save: Save) -> None:
     assert source.pixels.tolist() == [[[127, 127, 127]]]
 
 
+def bmp(alpha: int, header: int) -> bytes:
+    """A red BMP of 4 x 4 pixels with 32 bits and an alpha mask, in a V4 or V5 header."""
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    info = struct.pack("<IiiHHIIiiII", header, 4, 4, 1, 32, 3, 64, 0, 0, 0, 0) + masks
+    info += bytes(header - len(info))
+    start = struct.pack("<2sIHHI", b"BM", 14 + header + 64, 0, 0, 14 + header)
+    return start + info + bytes([RED[2], RED[1], RED[0], alpha]) * 16
+
+
+@pytest.mark.parametrize("header", [108, 124])
+def test_a_bmp_whose_alpha_is_0_is_opaque(put: Callable[..., Path], header: int) -> None:
+    path = put(bmp(0, header), "a.bmp")
+    source = read_image(path)
+    assert (source.pixels == RED).all()
+    assert "its alpha is 0 everywhere, so it is read as opaque" in source.notes
+    assert "transparency composited on white" not in source.notes
+    assert probe_image(path) == (Size(4, 4), source.notes)
+    assert read_carried(path).own.shape == (4, 4, 3)
+    assert read_image(path, keeps_alpha=True).pixels.shape == (4, 4, 3)
+    mask = KeepOutside(region=Region(str(path)))
+    with pytest.raises(SourceImageError, match="the mask is black"):  # of its colours alone
+        region_of(mask, Size(4, 4))
+    half = read_image(put(bmp(128, header), "half.bmp"))
+    assert half.pixels[0, 0].tolist() == [227, 142, 142]
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.tif", "a.ico", "a.gif"])
+def test_a_picture_that_is_transparent_everywhere_says_so(save: Save, name: str) -> None:
+    clear = Image.new("RGBA", (16, 16), (*RED, 0))
+    source = read_image(save(clear, name))
+    assert (source.pixels == 255).all()
+    assert "the picture is transparent everywhere" in source.notes
+
+
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif"])
 def test_the_first_frame_of_a_moving_picture(save: Save, name: str) -> None:
     frames = [Image.new("RGB", (16, 8), colour) for colour in (RED, GREEN, BLUE)]
