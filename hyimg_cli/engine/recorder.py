@@ -21,7 +21,7 @@ from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, OutputFile
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import ImageJob, Job, Size
 
 AnyPipeline = Pipeline[Any, Any, Any]
 # Same as `Pipeline.work`: runs jobs in a folder, with clocks that begin at the given time.
@@ -130,6 +130,8 @@ class Recorder:
             warnings = (*done.warnings, *own.pop("warnings", ()))
             fields = self._fields(done, done.source_digests, warnings) | done.job.copied() | own
             fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
+            if output is not None:
+                fields["notes"] += tuple(_on_size(done.job, output, fields["notes"]))
             key = key_of(done.job, done.source_digests, self._config)
             files = (output,) if output else ()
             yield self._append(Outcome(done.job.custom_id, "done", key, outputs=files, **fields))
@@ -164,6 +166,16 @@ class Recorder:
         if self._folder is not None:
             self._folder.append(outcome)
         return JobEnded(outcome)
+
+
+def _on_size(job: Job, output: OutputFile, notes: Sequence[str]) -> Iterator[str]:
+    """Yield a note on a picture in another size than its job asks for, unless one exists."""
+    asked = job.asked_size if isinstance(job, ImageJob) else None
+    made = Size(output.height, output.width)
+    if asked is not None and asked != made:
+        note = f"{asked} fitted to {made}"
+        if not any(one.startswith(note) for one in notes):
+            yield note
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:

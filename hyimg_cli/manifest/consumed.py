@@ -1,5 +1,6 @@
 """Find settings that the manifest's jobs do not read, because of their kind or format."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
@@ -7,14 +8,18 @@ from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.options import KeepOutside
+from hyimg_cli.spec.units import counted, names_text
 
 
 def without_effect(
     settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
 ) -> Iterator[str]:
-    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks."""
+    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks.
+
+    Also yields sizes that the jobs ask for and their models do not make.
+    """
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
     if jobs and not (pictures and films):
@@ -30,6 +35,7 @@ def without_effect(
         what = "models that write text only; this manifest has none"
         own = ["drop_think", *AR_FIELDS, "batching_max_size", "batch_invariant"]
         yield from _concern(settings, own, what)
+    yield from _fitted(pictures, card_of)
     if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
         of_models = "models that follow a camera only; no video uses one"
         yield from _concern(settings, ["clips_together"], of_models)
@@ -49,6 +55,20 @@ def without_effect(
     if named and _is_given(settings["name"]):
         flag, jobs_named = as_given(settings["name"]), f"{named} of {len(jobs)} jobs"
         yield f"{flag} has no effect for {jobs_named}: their lines set a name"
+
+
+def _fitted(jobs: Iterable[ImageJob], card_of: Callable[[str], ModelCard]) -> Iterator[str]:
+    """Yield a sentence for each model on jobs that get another size than they ask for."""
+    counts = Counter((job.model, size) for job in jobs if (size := job.asked_size) is not None)
+    changes: dict[str, dict[str, int]] = {}
+    for (model, asked), count in counts.items():
+        bucket = card_of(model).bucket_of(SizeRequest(asked.height, asked.width))
+        if bucket is not None and bucket.size != asked:
+            own = changes.setdefault(card_of(model).name, {})
+            own[f"{asked} is fitted to {bucket.size}"] = count
+    for name, found in changes.items():
+        of = counted(sum(found.values()), "job")
+        yield f"{name} does not make the size of {of}: {names_text([*found], 3)}"
 
 
 def _concern(settings: Mapping[str, Setting], names: Iterable[str], what: str) -> Iterator[str]:

@@ -157,6 +157,16 @@ class ImageJob(o.PictureOptions, _Line):
         return self.cot_text is not None or self.cot_token_ids is not None
 
     @property
+    def asked_size(self) -> Size | None:
+        """The size in pixels that the job asks for; None if a ratio, a source or the model decides.
+
+        Most models make only some sizes, so the picture may have another one.
+        """
+        asks = not (self.size.is_auto or self.size.is_ratio or self.outside)
+        follows = self.infer_align_image_size and bool(self.images)
+        return Size(self.size.height, self.size.width) if asks and not follows else None
+
+    @property
     def kept_image(self) -> str:
         """The path of the source that stays equal outside the edit."""
         assert self.outside is not None, "the job keeps the source outside the edit"

@@ -12,7 +12,8 @@ from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import Networks
-from hyimg_cli.spec.job import ImageJob, Size, VideoJob
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, VideoJob
+from hyimg_cli.spec.options import KeepOutside
 
 FILM: dict[str, Any] = {"task": "t2v", "prompt": "a dog"}
 
@@ -82,3 +83,27 @@ def test_generate_tells_it_too(
 ) -> None:
     ran = run_cli("generate", write_manifest({"prompt": "x"}), "--dry-run", "--frames", "png")
     assert "note: --frames applies to videos only" in ran.err
+
+
+def test_sizes_that_a_model_does_not_make_are_named(make_job: Any) -> None:
+    card = replace(
+        model_card("tiny-image"),
+        name="editor",
+        networks=Networks(component_bytes=()),
+        size_multiple=16,
+        buckets=(),
+    )
+    asked = [
+        SizeRequest(512, 504),
+        SizeRequest(512, 504),
+        SizeRequest(152, 72),
+        SizeRequest(64, 96),
+    ]
+    jobs = [make_job(size=size) for size in (*asked, SizeRequest())]
+    kept = make_job(size=SizeRequest(50, 50), images=("a.png",), outside=KeepOutside())
+    aligned = make_job(size=SizeRequest(50, 50), images=("a.png",), infer_align_image_size=True)
+    found = list(without_effect(settle({}, {}, {}), [*jobs, kept, aligned], lambda model: card))
+    assert found == [
+        "editor does not make the size of 3 jobs: 504x512 is fitted to 496x512, "
+        "72x152 is fitted to 64x144"
+    ]
