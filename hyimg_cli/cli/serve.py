@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -16,6 +17,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError, UsageError, require
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.settings.values import shown
 
 _option = partial(o.option, panel="Server", is_basic=True)
 _number = partial(_option, metavar="<int>")
@@ -43,6 +45,16 @@ def serve(
         "Read API keys from a file, one per line: NAME KEY or NAME sha256:DIGEST. HYIMG_API_KEY "
         "adds one.",
         metavar="<path>",
+    ),
+    served_model_name: list[str] | None = _option(
+        "Name of the model for clients, such as gpt-image-1; its own stays valid. Repeat it for "
+        "several.",
+        metavar="<name>",
+    ),
+    allow_origin: list[str] | None = _option(
+        "Let web pages of this origin (https://example.org, or * with an API key) send requests. "
+        "Repeat it for several.",
+        metavar="<origin>",
     ),
     max_waiting: int = _number(
         "Maximum waiting pictures of single requests; keys share it equally, and more get 429.",
@@ -82,6 +94,7 @@ def serve(
         what = f"--host {host} lets other machines connect without an API key"
         hint = f"give --api-key-file, or set {VARIABLE}"
         raise UsageError(what, hint=hint, code="usage.no-key")
+    origins = [_origin(one, has_keys=len(keys) > 0) for one in allow_origin or ()]
     # Set this before torch is imported: on a busy CPU, threads that spin while they wait make
     # loading ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -101,6 +114,7 @@ def serve(
     raise_file_limit()
     with _listen(host, port) as listener:
         limits = {name: ctx.params[name] for name in ("host", "max_waiting", "max_steps", "grace")}
+        limits |= {"names": served_model_name or (), "origins": origins}
         server = Server(Service(config), settings, config, state, keys, **limits, log=log)
         name, number = listener.getsockname()[:2]
         url = f"http://{f'[{name}]' if ':' in name else name}:{number}"
@@ -109,6 +123,22 @@ def serve(
         HttpServer(server).run(sockets=[listener])
         if server.fault is not None:
             raise server.fault
+
+
+def _origin(text: str, *, has_keys: bool) -> str:
+    """Return an origin as browsers write it. Raises UsageError."""
+    if text == "*" and has_keys:
+        return text
+    with suppress(ValueError):
+        parts = urlsplit(text.lower())
+        is_plain = not (parts.path.strip("/") or parts.query or parts.fragment or parts.username)
+        if parts.scheme in ("http", "https") and parts.hostname and is_plain and "*" not in text:
+            default = parts.port == {"http": 80, "https": 443}[parts.scheme]
+            place = parts.netloc.rpartition(":")[0] if default else parts.netloc
+            return f"{parts.scheme}://{place}"
+    what = f"--allow-origin {shown(text)} is not the origin of a web page"
+    hint = "write https://example.org, or * with an API key"
+    raise UsageError(what, hint=hint, code="usage.origin")
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -17,10 +17,11 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.serve.batches import Batches
@@ -28,6 +29,7 @@ from hyimg_cli.serve.bodies import Bodies
 from hyimg_cli.serve.connections import Connection, hear_of_accept_errors, most_requests
 from hyimg_cli.serve.errors import Refused, internal, refusal_of, server_full, stopping
 from hyimg_cli.serve.keys import Keys
+from hyimg_cli.serve.login import Login
 from hyimg_cli.serve.metrics import CONTENT_TYPE, Metrics
 from hyimg_cli.serve.online import RESULTS, Online
 from hyimg_cli.serve.openapi import describe
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TICK_S = 0.1
+# Paths that need no key: probes of a container have none.
+_WITHOUT_KEY = ("/health", "/ready")
+# For web pages of other sites that are allowed.
+_METHODS, _EXPOSED = ("GET", "POST", "DELETE"), ("x-request-id", "retry-after", "x-should-retry")
 
 
 class Server:
@@ -64,13 +70,16 @@ class Server:
         max_waiting: int = 64,
         max_steps: int = 100,
         grace: float = 30.0,
+        names: Sequence[str] = (),
+        origins: Sequence[str] = (),
         log: Callable[[Mapping[str, Any]], object] = lambda line: None,
     ) -> None:
         """Create a server for a service that has not started; `log` receives access log lines.
 
-        `max_waiting` limits the waiting pictures of single requests, `max_steps` the denoise steps
-        of a picture; running single requests get `grace` seconds to finish. Raises StorageError,
-        OutputFolderError.
+        `names`: of the model in place of its own, which stays valid; `origins`: of web pages that
+        may send requests. `max_waiting` limits the waiting pictures of single requests, `max_steps`
+        the denoise steps of a picture; running single requests get `grace` seconds to finish.
+        Raises StorageError, OutputFolderError.
         """
         self.service, self.keys, self.log = service, keys, log
         self._is_local, self._grace_s = is_loopback(host), grace
@@ -82,7 +91,10 @@ class Server:
         # Only the name of a folder is shown: clients must not learn the server's paths.
         self.model = Path(model).resolve().name if MODEL_NAME.is_path(model) else model
         self.metrics, self.uploads = Metrics(), Uploads(state)
-        wire = Wire(self.model, service.card.most_images, max_steps, self.uploads, settings)
+        self.names, self._origins = tuple(names) or (self.model,), origins
+        self._login = Login(state, keys)
+        known = frozenset((*self.names, self.model))
+        wire = Wire(known, service.card.most_images, max_steps, self.uploads, settings)
         bodies, about = Bodies(self.uploads), (state, service, wire, self.metrics)
         self.batches = Batches(*about, config)
         self.online = Online(*about, bodies, max_waiting, -(-max_waiting // max(1, len(keys))))
@@ -107,6 +119,16 @@ class Server:
         }
         self._routed = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
         self._routed.router.redirect_slashes = False
+        # Browsers hide an answer, even an error, from a page of another site that is not allowed.
+        self._open: ASGIApp = self._let_in
+        if origins:
+            self._open = CORSMiddleware(
+                self._let_in,
+                allow_origins=origins,
+                allow_methods=_METHODS,
+                allow_headers=["*"],
+                expose_headers=_EXPOSED,
+            )
 
     @property
     def most_connections(self) -> int:
@@ -162,38 +184,67 @@ class Server:
         return PlainTextResponse(text, media_type=CONTENT_TYPE)
 
     def _models(self, request: Request) -> Response:
-        """Answer with the one model, or a list of it."""
-        shown = {"id": self.model, "object": "model", "owned_by": "hyimg", "created": self._created}
-        match request.path_params.get("model"):
-            case None:
-                return JSONResponse({"object": "list", "data": [shown]})
-            case self.model:
-                return JSONResponse(shown)
+        """Answer with the one model, under one of its names, or with a list of them."""
+        about = {"object": "model", "owned_by": "hyimg", "created": self._created}
+        asked = request.path_params.get("model")
+        if asked is None:
+            shown = [{"id": name} | about for name in self.names]
+            return JSONResponse({"object": "list", "data": shown})
+        if asked in (*self.names, self.model):
+            return JSONResponse({"id": asked} | about)
         raise Refused(404, "model not found", param="model", code="model_not_found")
 
-    def _admit(self, scope: Scope, headers: Headers) -> str:
-        """Return the name of a request's key. Raises Refused if the request is not let in."""
-        if self._at_work > self._most_requests and scope["path"] != "/health":
+    def _admit(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the name of a request's key; None if it may log in with it.
+
+        Raises Refused if the request is not let in.
+        """
+        path = scope["path"]
+        if self._at_work > self._most_requests and path != "/health":
             refused = server_full("the server has too many requests", 5, status=503)
             refused.headers["connection"] = "close"
             raise refused
-        # A page from another site in a browser, or a site whose name was rebound to this machine.
-        host, origin = f"//{headers.get('host', '')}", headers.get("origin", "//localhost")
-        for name, address in (("Host", host), ("Origin", origin)):
-            if self._is_local and not is_loopback(_host_in(address)):
-                what, hint = (
-                    f"the {name} header names another machine",
-                    "use localhost or 127.0.0.1",
-                )
-                raise Refused(421, what, param=name, hint=hint, code="request.host")
+        if self._is_local and not len(self.keys):
+            self._refuse_others(headers)
         caller = self.keys.caller_of(headers.get("authorization"))
-        if caller is None and scope["path"] != "/health":
-            what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
-            head = {"www-authenticate": "Bearer"}
-            raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
-        if scope["method"] == "POST" and scope["path"] in (*EVENTS, "/v1/batches"):
+        if caller is None and path not in _WITHOUT_KEY:
+            caller = self._login.caller_of(request := Request(scope))
+            if caller is None and self._login.asks(request):
+                return None
+            if caller is None:
+                what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
+                head = {"www-authenticate": "Bearer"}
+                raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
+        if scope["method"] == "POST" and path in (*EVENTS, "/v1/batches"):
             self._refuse_unready()
         return caller or ""
+
+    def _refuse_others(self, headers: Headers) -> None:
+        """Refuse a page of another site, or a site whose name was rebound to this machine.
+
+        Only a key keeps them out elsewhere, which no such page has.
+        """
+        origin = headers.get("origin", "//localhost")
+        for name, address in (("Host", f"//{headers.get('host', '')}"), ("Origin", origin)):
+            is_allowed = name == "Origin" and origin in self._origins
+            if not is_allowed and not is_loopback(_host_in(address)):
+                what = f"the {name} header names another machine"
+                hint = "use localhost or 127.0.0.1, or start the server with an API key"
+                raise Refused(421, what, param=name, hint=hint, code="request.host")
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, after its key was checked."""
+        try:
+            caller = self._admit(scope, Headers(scope=scope))
+            if caller is None:
+                request = Request(scope, receive)
+                answer = await self._login.answer(request)
+                await answer(scope, receive, send)
+                return
+            scope["state"]["caller"] = caller
+            await self._routed(scope, receive, send)
+        except Refused as refused:
+            await _answer(Request(scope), refused)(scope, receive, send)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application: admits each request, gives it an id, logs and counts it."""
@@ -214,10 +265,7 @@ class Server:
 
         self._at_work += 1
         try:
-            scope["state"]["caller"] = self._admit(scope, headers)
-            await self._routed(scope, receive, sent)
-        except Refused as refused:
-            await _answer(Request(scope), refused)(scope, receive, sent)
+            await self._open(scope, receive, sent)
         except Exception:
             logger.exception("a request failed because of a bug in hyimg")
         finally:
@@ -248,7 +296,11 @@ def _answer_http(request: Request, error: HTTPException) -> Response:
     """Answer with one of starlette's own refusals: unknown route or method."""
     what = f"{request.method} {request.url.path[:200]}: {HTTPStatus(error.status_code).phrase}"
     code = {404: "route.not-found", 405: "route.method"}.get(error.status_code, "request.bad")
-    return _answer(request, Refused(error.status_code, what, code=code, headers=error.headers))
+    head = dict(error.headers or {})
+    if error.status_code == 405:  # starlette names the methods of one route only
+        same = (one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE)
+        head["Allow"] = ", ".join(sorted({method for one in same for method in one.methods}))
+    return _answer(request, Refused(error.status_code, what, code=code, headers=head))
 
 
 def is_loopback(host: str) -> bool:

@@ -25,6 +25,10 @@ class Keys:
     def __len__(self) -> int:
         return len(self._digests)
 
+    def digest_of(self, name: str) -> bytes | None:
+        """Return the digest of the key of a name, or None if it has none."""
+        return self._digests.get(name)
+
     def caller_of(self, authorization: str | None) -> str | None:
         """Return the name of the key in an `Authorization` header, or None for an unknown key."""
         if not self._digests:

@@ -105,11 +105,16 @@ def routes_of_batches(batches: Batches, bodies: Bodies) -> list[Route]:
                 return FileResponse(place, headers=_NOSNIFF | {"cache-control": "no-cache"})
         raise Refused(404, "the batch does not have this page, or not yet", code="batch.no-page")
 
+    def slash(request: Request) -> Response:
+        # Relative, because a proxy may have another host and path.
+        return Response(status_code=308, headers={"location": f"{found(request).id}/"})
+
     one = "/v1/batches/{batch_id}"
     return [
         Route("/v1/batches", create, methods=["POST"]),
         Route("/v1/batches", listing, methods=["GET"]),
         Route(one, retrieve, methods=["GET"]),
         Route(f"{one}/cancel", cancel, methods=["POST"]),
+        Route("/batches/{batch_id}", slash, methods=["GET"]),
         Route("/batches/{batch_id}/{path:path}", page, methods=["GET"]),
     ]

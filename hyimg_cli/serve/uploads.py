@@ -262,6 +262,9 @@ class Uploads:
                     raise bad_request("", what, "source.too-large")
                 probe_image(path)
             except SourceImageError as error:
+                if error.code == "source.too-large":  # the server's limit is lower
+                    what = f"the picture has more than {_PICTURE_PIXELS:,} pixels"
+                    raise bad_request("", what, error.code) from None
                 raise bad_request("", error.what, error.code, error.hint) from None
         return path
 

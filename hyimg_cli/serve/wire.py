@@ -62,11 +62,11 @@ _BESIDE = {"type", "detail"}
 class Wire:
     """What requests may ask of one server.
 
-    Its model, that model's number of source pictures, the number of denoise steps; the store of
-    uploads; the server's settings.
+    The names of its model, that model's number of source pictures, the number of denoise steps; the
+    store of uploads; the server's settings.
     """
 
-    model: str
+    models: frozenset[str]
     most_images: int
     most_steps: int
     uploads: Uploads
@@ -123,8 +123,9 @@ class Wire:
 
     def _check_limits(self, fields: dict[str, Any]) -> None:
         """Check the server's own limits, and take the model out. Raises Refused."""
-        if (model := fields.pop("model", self.model)) != self.model:
-            what, hint = f"{shown(model)} is not served", f"use {self.model}"
+        model = fields.pop("model", None)
+        if model is not None and (not isinstance(model, str) or model not in self.models):
+            what, hint = f"{shown(model)} is not served", f"use {' or '.join(sorted(self.models))}"
             raise Refused(404, what, param="model", hint=hint, code="model_not_found")
         limits = {"n": MOST_RESULTS, "num_inference_steps": self.most_steps}
         for name, value in fields.items():

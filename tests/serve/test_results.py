@@ -67,7 +67,7 @@ def test_the_faults_of_many_lines_are_found_in_time(tmp_path: Path) -> None:
             line = {"custom_id": f"job-{number}", "method": "POST", "url": "/v1/images/generations"}
             file.write(json.dumps(line | {"body": body}) + "\n")
     uploads = Uploads(tmp_path / "state")
-    wire = Wire("tiny-image", 3, 100, uploads, settle({}, {}, {}))
+    wire = Wire(frozenset({"tiny-image"}), 3, 100, uploads, settle({}, {}, {}))
     asked = folder, "/v1/images/generations", "ann", wire
     waited, is_over = list[float](), threading.Event()
 

@@ -173,6 +173,10 @@ def test_bodies_and_routes(client: TestClient) -> None:
     refused(client.get("/"), 404, "route.not-found", None)
     refused(client.get(GENERATE), 405, "route.method", None)
     refused(client.delete("/v1/models"), 405, "route.method", None)
+    for path, methods in (("/v1/files", "GET, HEAD, POST"), ("/v1/files/x", "DELETE, GET, HEAD")):
+        answer = client.put(path)
+        refused(answer, 405, "route.method", None)
+        assert answer.headers["allow"] == methods
     for data, code in ((b"{", "request.bad-json"), (b"[]", "request.not-an-object")):
         refused(client.post(GENERATE, content=data), 400, code, None)
     refused(client.post(GENERATE, content=b'{"prompt": NaN}'), 400, "request.bad-json", None)
@@ -254,7 +258,7 @@ def test_a_key_is_asked_for_everywhere(
 ) -> None:
     running = make_server("alice secret-a\n# more\nbob secret-b\n")
     alice = client_of(running, "secret-a")
-    paths = ("/ready", "/metrics", "/v1/models", "/v1/files", "/v1/batches", "/nothing")
+    paths = ("/metrics", "/v1/models", "/v1/files", "/v1/batches", "/nothing")
     for path in paths:
         for head in ({}, {"authorization": "Bearer secret"}, {"authorization": "Basic secret-a"}):
             plain = TestClient(running.server.app, base_url="http://127.0.0.1")
@@ -263,6 +267,7 @@ def test_a_key_is_asked_for_everywhere(
             assert answer.json()["error"]["type"] == "authentication_error"
         assert alice.get(path).status_code == (404 if path == "/nothing" else 200)
     assert plain.get("/health").status_code == 200
+    assert plain.get("/ready").status_code == 200
     # What is one key's is not there for another.
     body = {"prompt": "a cat", "seed": 1, "response_format": "url"}
     made = alice.post(GENERATE, json=body).json()
