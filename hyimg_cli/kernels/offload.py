@@ -13,11 +13,9 @@ slot's number in place of an expert's, and no bit depends on an expert's locatio
 """
 
 # Legend: T token, M model width, K chosen expert, E expert
-import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,9 +24,8 @@ from torch import Tensor
 
 from hyimg_cli.kernels.experts import ByRows, Experts, RoutedTokens, experts_of
 from hyimg_cli.kernels.formats import Stacks
-from hyimg_cli.kernels.transfer import to_device
+from hyimg_cli.kernels.transfer import lock, to_device, unlock
 
-logger = logging.getLogger(__name__)
 # Up to this many rows, the chosen experts are fetched one by one: with more rows, nearly all are
 # chosen.
 MOST_ROUTED_ROWS = 64
@@ -109,11 +106,11 @@ class OffloadedExperts:
         self.fetched = 0
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
         if self._link is not None:
-            pinned = _pin(layers, device)
+            locked = lock([part for stacks in layers for part in _parts(stacks)], device)
             # The last layer has started a copy of the first. The copy must end before its buffers
             # become another model's memory, and memory must be unlocked before the system gets it
             # back.
-            weakref.finalize(self, _let_go, self._link, pinned).atexit = False
+            weakref.finalize(self, unlock, self._link, locked).atexit = False
 
     def of_layer(self, layer: int) -> Experts:
         """Return the computation of one layer's experts."""
@@ -232,28 +229,3 @@ def _remake(stacks: Stacks, change: Callable[[Tensor], Tensor]) -> Stacks:
 def _copy(source: Stacks, number: int, target: Stacks, place: int) -> None:
     for part, room in zip(_parts(source), _parts(target), strict=True):
         room[place].copy_(part[number], non_blocking=True)
-
-
-def _pin(layers: Sequence[Stacks], device: torch.device) -> list[int]:
-    """Lock the stacks' memory, so that copies overlap with work; return the pointers."""
-    runtime, pinned = torch.cuda.cudart(), list[int]()
-    for part in (part for stacks in layers for part in _parts(stacks)):
-        if part.is_pinned():
-            continue
-        if int(runtime.cudaHostRegister(part.data_ptr(), part.nbytes, 0)):
-            with suppress(RuntimeError):  # otherwise the next kernel would raise this call's error
-                torch.zeros(1, device=device)
-            logger.warning(
-                "the memory of the experts cannot be locked (see ulimit -l): copies to the GPU are "
-                "slower"
-            )
-            break
-        pinned.append(part.data_ptr())
-    return pinned
-
-
-def _let_go(link: torch.cuda.Stream, pinned: Sequence[int]) -> None:
-    """Wait for pending copies, then unlock their sources."""
-    link.synchronize()
-    for pointer in pinned:
-        torch.cuda.cudart().cudaHostUnregister(pointer)

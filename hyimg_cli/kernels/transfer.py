@@ -3,12 +3,15 @@
 On a CPU both ends are one memory: the same calls are plain copies.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Lock
 
 import torch
 from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
 
 
 def to_device(values: Sequence[int] | Sequence[float], device: torch.device) -> Tensor:
@@ -29,6 +32,34 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or torch.cuda.device_count() < 2:
         return nullcontext()
     return torch.cuda.device(device)
+
+
+def lock(tensors: Sequence[Tensor], device: torch.device) -> list[int]:
+    """Lock tensors' main memory, so that copies overlap with work; return the pointers.
+
+    Stops at the first that the system refuses, with a warning.
+    """
+    runtime, locked = torch.cuda.cudart(), list[int]()
+    for tensor in tensors:
+        if tensor.is_pinned():
+            continue
+        if int(runtime.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)):
+            with suppress(RuntimeError):  # otherwise the next kernel would raise this call's error
+                torch.zeros(1, device=device)
+            logger.warning(
+                "the memory of the weights cannot be locked (see ulimit -l): copies to the GPU are "
+                "slower"
+            )
+            break
+        locked.append(tensor.data_ptr())
+    return locked
+
+
+def unlock(link: torch.cuda.Stream, locked: Sequence[int]) -> None:
+    """Wait for pending copies, then unlock their sources."""
+    link.synchronize()
+    for pointer in locked:
+        torch.cuda.cudart().cudaHostUnregister(pointer)
 
 
 class Waiting:

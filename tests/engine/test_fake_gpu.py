@@ -14,7 +14,7 @@ from fake_gpu.device import fake_gpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyimg_cli.kernels import experts, offload
+from hyimg_cli.kernels import experts
 from hyimg_cli.kernels.experts import RoutedTokens
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import footprint
@@ -159,7 +159,6 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
     has two layers, beside what stays. An older one makes FP8 weights dense.
     """
     gpu, layers = bench.gpu, bench.network.model.layers
-    monkeypatch.setattr(offload, "_pin", lambda *_: [])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(footprint, "here", lambda: MachineInfo(has_gpu=True, has_triton=True))
@@ -193,7 +192,6 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     ones, not what stays of all layers.
     """
     given = []
-    monkeypatch.setattr(offload, "_pin", lambda *_: [])
     monkeypatch.setattr(experts, "most_few_rows", lambda *_: 0)
     for name in ("routed_experts", "scaled_experts"):
         monkeypatch.setattr(

@@ -17,7 +17,7 @@ from weakref import ref
 import torch
 from fake_gpu.standins import stand_ins
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -27,20 +27,22 @@ from hyimg_cli.tiling import blend
 _OPS = torch.ops.aten
 _KEPT = (blend._weights.cache_clear, formats.levels_on.cache_clear)
 _HOPPER = (9, 0)
+_DATA: Any = torch.Tensor.data
 
 
 class FakeGpu(TorchDispatchMode):
     """Counts bytes on the device, and notes where the host reads from it or waits for it.
 
     `reads`: values that the host asked for, by the line of ours that did. `waits`: copies to the
-    device from memory that is not pinned. `strays`: uses of what another stream allocated and may
+    device from memory that is not pinned. `sent`, `fetched`: bytes that came to the device and
+    went back. `strays`: uses of what another stream allocated and may
     free at any time. `token`: the id that a read of integers is told.
     """
 
     def __init__(self, token: int = 1) -> None:
         super().__init__()
         self.token = token
-        self.live = self.peak = 0
+        self.live = self.peak = self.sent = self.fetched = 0
         self.reads: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.strays: Counter[str] = Counter()
@@ -134,6 +136,10 @@ class FakeGpu(TorchDispatchMode):
             return
         if not isinstance(source, Tensor) or source.device.type == target.type:
             return
+        if target.type == "cuda":
+            self.sent += source.nbytes
+        elif source.device.type == "cuda":
+            self.fetched += source.nbytes
         if not is_queued and target.type != "meta":
             self.waits[_where()] += 1
 
@@ -150,8 +156,10 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
             (torch.cuda, "Stream", _Stream),
             (torch.cuda, "stream", gpu.beside),
             (torch.cuda, "current_stream", _Stream),
+            (torch.cuda, "cudart", _Runtime),
             (torch.Tensor, "record_stream", lambda tensor, stream: gpu.record(tensor, stream)),
             (torch.Tensor, "data_ptr", lambda tensor: id(tensor)),
+            (torch.Tensor, "data", property(_DATA.__get__, _put_data)),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
         stack.enter_context(stand_ins())
@@ -187,6 +195,21 @@ class _Stream:
 
     def synchronize(self) -> None:
         """What is queued is done at once."""
+
+
+def _put_data(tensor: Tensor, value: Tensor) -> None:
+    """A fake tensor would keep its device."""
+    _DATA.__set__(tensor, value)
+    if isinstance(tensor, FakeTensor):
+        tensor.fake_device = value.device
+
+
+class _Runtime:
+    def cudaHostRegister(self, _pointer: int, _size: int, _flags: int) -> int:
+        return 0
+
+    def cudaHostUnregister(self, _pointer: int) -> int:
+        return 0
 
 
 def _product(rows: Tensor, weights: Tensor) -> Tensor:

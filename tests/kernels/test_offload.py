@@ -12,6 +12,7 @@ from hyimg_cli.kernels import offload
 from hyimg_cli.kernels.experts import RoutedTokens, experts_of
 from hyimg_cli.kernels.formats import Stack, Stacks, empty_stack
 from hyimg_cli.kernels.offload import ExpertCache, OffloadedExperts
+from hyimg_cli.kernels.transfer import unlock
 
 CPU = torch.device("cpu")
 EXPERTS, WIDTH, INNER, CHOSEN = 8, 64, 32, 2
@@ -200,5 +201,5 @@ def test_copies_on_their_way_end_before_memory_is_unlocked(
     link = SimpleNamespace(synchronize=lambda: order.append("waited"))
     runtime = SimpleNamespace(cudaHostUnregister=order.append)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    offload._let_go(link, [1, 2])
+    unlock(link, [1, 2])
     assert order == ["waited", 1, 2]

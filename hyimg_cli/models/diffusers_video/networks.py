@@ -62,7 +62,7 @@ def load_network(
             code="machine.attention",
         ) from None
     if place.offload is not None:
-        place.offload.group(network)
+        place.offload.keep(network)
     if choice.compile_blocks:
         network.compile_repeated_blocks()
     return network

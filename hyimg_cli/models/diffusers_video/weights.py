@@ -13,15 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import torch
-from diffusers.hooks.group_offloading import apply_group_offloading
 from diffusers.utils import logging as diffusers_logging
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter, ValidationError
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
@@ -29,6 +26,7 @@ from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
 
@@ -56,77 +54,6 @@ _OF_PATCHES: dict[str, Any] = _OF_PICTURES | {
     **dict.fromkeys(("min_pixels", "max_pixels"), Annotated[int, Field(gt=0)] | None),
     "size": dict[str, Annotated[int, Field(gt=0, le=1 << 30)]] | None,
 }
-
-
-class Offload:
-    """CPU offload: one network at a time on the device, changed between stages.
-
-        main memory   text encoders, transformers, VAE: all weights, while they are loaded
-        device        a copy of the weights of one network, or of those that work together
-
-    In groups, blocks of transformers and text encoders come one at a time (the library's group
-    offload), the rest of each as one network. Weights are only read, so pixels are the same.
-    """
-
-    def __init__(self, device: torch.device, *, in_groups: bool = False) -> None:
-        self._device, self._in_groups = device, in_groups
-        self._networks: tuple[nn.Module, ...] = ()
-        # A network's tensors, and their data in main memory.
-        self._at_home: list[tuple[Tensor, Tensor]] = []
-
-    def group(self, network: nn.Module) -> None:
-        """Bring a network's blocks one at a time from now on, if requested."""
-        if not self._in_groups:
-            return
-        for block in _blocks(network):
-            # One by one: the library takes lists of blocks, and moves the other parts when the
-            # module is called as a whole, which not all of our forwards do.
-            alone = nn.Module()
-            alone.blocks = nn.ModuleList([block])
-            apply_group_offloading(
-                alone, self._device, offload_type="block_level", num_blocks_per_group=1
-            )
-
-    def bring(self, *networks: nn.Module) -> None:
-        """Bring networks to the device before a forward.
-
-        Raises torch.OutOfMemoryError if they do not fit; they then stay in main memory.
-        """
-        if networks == self._networks:
-            return
-        self.release()
-        self._networks = networks
-        try:
-            # All of them except blocks that are brought one at a time.
-            blocks = chain(*map(_blocks, networks)) if self._in_groups else ()
-            alone = {id(tensor) for block in blocks for tensor in _tensors(block)}
-            every = chain(*map(_tensors, networks))
-            for tensor in (one for one in every if id(one) not in alone):
-                away = tensor.data.to(self._device, copy=True)
-                self._at_home.append((tensor, tensor.data))
-                tensor.data = away
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Free what is on the device; it can be brought again."""
-        for tensor, at_home in self._at_home:
-            tensor.data = at_home
-        self._at_home.clear()
-        self._networks = ()
-
-
-def _blocks(network: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a transformer or text encoder; empty for other networks."""
-    of_texts = "_no_split_modules" if isinstance(network, PreTrainedModel) else ""
-    kinds = getattr(network, of_texts or "_repeated_blocks", None) or ()
-    lists = (one for one in network.modules() if isinstance(one, nn.ModuleList))
-    return [block for one in lists for block in one if type(block).__name__ in kinds]
-
-
-def _tensors(network: nn.Module) -> chain[Tensor]:
-    return chain(network.parameters(), network.buffers())
 
 
 @dataclass(frozen=True)
@@ -251,7 +178,7 @@ def load_weights(
     if place.offload is None:
         module = module.to(place.device)
     elif component.library == "transformers":
-        place.offload.group(module)
+        place.offload.keep(module)
     module.requires_grad_(False)
     module.eval()
     return module

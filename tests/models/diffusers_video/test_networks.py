@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyimg_cli import errors
 from hyimg_cli.errors import MachineError
+from hyimg_cli.kernels.streamed_blocks import StreamedBlocks
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
 from hyimg_cli.settings.run import ModelChoice
@@ -40,30 +41,29 @@ def test_blocks_in_groups_are_the_same_bits(
     models: dict[str, DiffusersVideo], folders: dict[str, Path], draw: Draw, job: VideoJob,
     monkeypatch: pytest.MonkeyPatch, name: str,
 ) -> None:  # fmt: skip
-    """Each block comes by itself, once a forward; the rest of its network comes with that alone.
-    So do the blocks of text encoders.
+    """Each block comes by itself, once a forward and once for the forward that follows; the rest of
+    its network comes with that alone. So do the blocks of text encoders.
     """
-    from diffusers.hooks.group_offloading import ModuleGroup
-
-    model, came = loaded(folders[name], cpu_offload="group"), list[int]()
-    onload = ModuleGroup.onload_
+    brought = list[StreamedBlocks]()
+    bring = StreamedBlocks._bring
     monkeypatch.setattr(
-        ModuleGroup, "onload_", lambda group: came.append(id(group.modules[0])) or onload(group)
+        StreamedBlocks, "_bring", lambda self, n: brought.append(self) or bring(self, n)
     )
+    model = loaded(folders[name], cpu_offload="group")
     assert torch.equal(draw(model, job), draw(models[name], job))
+    offload = model.place.offload
+    assert offload is not None
+    streamed = [offload._streamed[network] for network in model.networks]
     blocks = [
         block
         for network in model.networks
         for block in getattr(network, "transformer_blocks", None) or network.blocks
     ]
-    of_texts = set(came) - {id(block) for block in blocks}
-    assert of_texts
-    came = [one for one in came if one not in of_texts]
-    assert set(came) == {id(block) for block in blocks}
+    assert [block for one in streamed for block in one._blocks] == blocks
+    assert set(brought) > set(streamed), "text encoders, too"
     forwards = 2 * len(model.texts(job)) // len(model.networks)
-    assert len(came) == forwards * len(blocks)
-    offload = model.place.offload
-    assert offload is not None
+    count = len([one for one in brought if one in streamed])
+    assert count == forwards * len(blocks) + len(streamed)
     of_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
     assert offload._at_home
     assert of_blocks.isdisjoint(id(tensor) for tensor, _ in offload._at_home)

@@ -14,7 +14,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, Offload, load_weights
+from hyimg_cli.models.diffusers_video.offload import Offload
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
 from hyimg_cli.settings.run import ModelChoice, Offloading
 from hyimg_cli.spec.job import VideoJob
 
