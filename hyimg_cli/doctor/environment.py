@@ -7,10 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-import sysconfig
 from importlib.metadata import PackageNotFoundError, metadata, requires
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -22,6 +19,7 @@ from hyimg_cli.errors import MachineError, installed_version
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores, cpu_name
 from hyimg_cli.settings.run import QUANTIZATIONS, Quantization, RunConfig
+from hyimg_cli.spec.compilers import COMPILER_HINT, compiler_lacks, triton_lacks
 from hyimg_cli.spec.units import bytes_text
 
 if TYPE_CHECKING:
@@ -158,15 +156,12 @@ def kernels(config: RunConfig) -> Check:
         return Check("failed", told, missing)
     if device.type == "cpu":
         return Check("ok", told)
-    if find_spec("triton") is None:
+    if optional["triton"] is None:
         return Check("warning", told, "install triton; without it experts run slower")
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    lacking = "" if headers.is_file() else "; Python.h is missing"
-    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        lacking = "; a C compiler is missing"
-    hint = "install gcc and Python's headers (python3-dev), or set CC: Triton compiles "
-    hint += "launchers when its first kernel runs"
-    return Check("failed" if lacking else "ok", f"{told}{lacking}", hint if lacking else "")
+    if lacking := compiler_lacks():
+        hint = f"{COMPILER_HINT}; without it Triton's kernels are not used, and experts run slower"
+        return Check("warning", f"{told}; {lacking}", hint)
+    return Check("ok", told)
 
 
 def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
@@ -194,7 +189,7 @@ def _limit_of_graphs(form: Quantization, device: "torch.device", dtype: str) -> 
 
     from hyimg_cli.kernels.experts import ANY_ROWS, rows_unread
 
-    if device.type != "cuda" or find_spec("triton") is None:
+    if device.type != "cuda" or triton_lacks():
         return ""
     capability = torch.cuda.get_device_capability(device)
     rows = rows_unread(capability, getattr(torch, dtype), form)

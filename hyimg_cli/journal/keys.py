@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from hyimg_cli.settings.config import in_config, in_key
 from hyimg_cli.settings.run import InKey, MachineInfo, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.compilers import triton_lacks
 from hyimg_cli.spec.job import LINEAGE, ImageJob, Job, VideoJob
 from hyimg_cli.spec.options import FINISHING
 
@@ -30,8 +30,6 @@ NOT_FOUND = "source image not found"
 # The setting for clips that are denoised together; only for models that support it.
 CLIPS = "clips"
 _DEVICES = Path("/dev")
-# Cached, because it is called several times for each job.
-_find_package = cache(find_spec)
 # Fields of a resolved job that never change its file.
 _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELDS, *FINISHING)
 # Increase it if the same image, weights and packages would give other rows, or notes on them.
@@ -170,7 +168,7 @@ def here() -> MachineInfo:
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     is_shown = first not in ("", "-1") and _DEVICES.exists()
     has_gpu = is_shown and _has_gpu_files(_DEVICES, _DEVICES.stat().st_mtime_ns)
-    return MachineInfo(has_gpu, _find_package("triton") is not None)
+    return MachineInfo(has_gpu, not triton_lacks())
 
 
 def confirm_dtype(choice: ModelChoice, dtype: str) -> None:

@@ -16,6 +16,11 @@ def gpus_among(devices: Iterable[torch.device]) -> set[torch.device]:
     return {device for device in devices if device.type == "cuda"}
 
 
+def starts_slowly(device: torch.device) -> bool:
+    """Return True if a shape's first forward takes much longer on this device than later ones."""
+    return device.type != "cpu"
+
+
 def synchronize(devices: Iterable[torch.device]) -> None:
     """Wait for a model's GPUs, so a phase's clock stops when its work is done."""
     for gpu in gpus_among(devices):

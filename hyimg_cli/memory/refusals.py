@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hyimg_cli.cache.disk import refuse_cache_file
-from hyimg_cli.errors import StorageError, UsageError
+from hyimg_cli.errors import MachineError, StorageError, UsageError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, refuse_unfollowed, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
+from hyimg_cli.spec.compilers import COMPILER_HINT, compiler_lacks, triton_lacks
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.spec.work import film_bytes, video_work
@@ -36,7 +37,10 @@ _CODES = {
 
 
 def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
-    """Raise UsageError if these jobs' run cannot follow its settings of memory and ranks."""
+    """Raise UsageError if these jobs' run cannot follow its settings of memory and ranks.
+
+    Raises MachineError if this machine cannot compile.
+    """
     refuse_conflicts(jobs, config)
     choice = config.model
     if config.parallel.ray_address is not None and choice.machine is None:
@@ -46,6 +50,8 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
         refuse_offload_on_cpu(choice)
     if choice.offloads_experts and any(isinstance(job, ImageJob) for job in jobs):
         refuse_offload_on_cpu(choice, OFFLOAD_EXPERTS)
+    if choice.compile_blocks and choice.machine is None:
+        _refuse_without_compiler(choice)
     if choice.quantization == "nf4" and any(is_latent(job, config) for job in jobs):
         is_on_cpu = precision(choice)[0] == "cpu"
         if is_on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
@@ -55,6 +61,18 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
                 f"pip install 'hyimg-cli[nf4]' on a machine with a GPU, or use {QUANTIZATION} fp8"
             )
             raise _refused(what, hint, QUANTIZATION)
+
+
+def _refuse_without_compiler(choice: ModelChoice) -> None:
+    """Raise MachineError if torch cannot compile a transformer's blocks on this machine."""
+    is_on_cpu = precision(choice)[0] == "cpu"
+    lacking = compiler_lacks(is_cpp=True) if is_on_cpu else triton_lacks()
+    if lacking:
+        raise MachineError(
+            f"--compile-blocks cannot be used here: {lacking}",
+            hint=f"remove it, or {COMPILER_HINT}",
+            code="machine.compiler",
+        )
 
 
 def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:

@@ -5,13 +5,16 @@ folder and the journal.
 """
 
 import gc
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ModelRanks
 from hyimg_cli.pipelines.request import Lost, Request
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from hyimg_cli.models.common.model import DecoderModel
     from hyimg_cli.models.latent import LatentModel
 
+logger = logging.getLogger(__name__)
+# Letters of a library's error in a warning.
+_MOST_SAID = 300
 Model = TypeVar("Model", bound="DecoderModel | LatentModel")
 OneJob = TypeVar("OneJob", bound=Job)
 Done = TypeVar("Done", bound=Request[Any])
@@ -56,10 +62,14 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """Prepare for a group; run its shapes once if configured."""
         self._revive()
         self._fit(jobs)
-        if self._config.batch.prewarm:
+        asked = self._config.batch.prewarm
+        if self._gains_by_prewarming() if asked is None else asked:
             started = time.perf_counter()
-            warmed = self._prewarm(jobs, folder)
-            if warmed.shapes or warmed.graphs:
+            with Attempt() as tried:
+                warmed = self._prewarm(jobs, folder)
+            if tried.error is not None:
+                self._tell_lost(tried.error)
+            elif warmed.shapes or warmed.graphs:
                 yield replace(warmed, prewarm_s=time.perf_counter() - started)
 
     def prepare_to_serve(self, jobs: Sequence[OneJob]) -> Iterator[Prewarmed]:
@@ -116,6 +126,23 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
     @abstractmethod
     def peak_memory_mb(self) -> float:
         """Return the peak memory use so far, in MB."""
+
+    def _gains_by_prewarming(self) -> bool:
+        """Return True if a shape's first forward takes longer than later ones by enough."""
+        return False
+
+    def _tell_lost(self, error: Exception) -> None:
+        """Warn that prewarming failed, unless a job itself will fail and report the cause.
+
+        Raises MachineError.
+        """
+        if isinstance(error, MachineError):
+            raise error
+        if not isinstance(error, HyimgError):
+            said = " ".join(str(error).split())[:_MOST_SAID]
+            logger.warning(
+                "prewarming failed (%s: %s): the jobs run without it", type(error).__name__, said
+            )
 
     def _fit(self, jobs: Sequence[OneJob]) -> None:
         """Decide how many of a group's jobs work together."""

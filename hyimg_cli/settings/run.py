@@ -330,7 +330,8 @@ class BatchConfig:
     main memory. 0: none.
 
     `clips`: number of clips denoised together by a video model that works in chunks; rounding
-    differs. `prewarm`: each shape is run once before the first job. `prefetches_sources`: the next
+    differs. `prewarm`: each shape is run once before the first job. None: on a GPU, and
+    for a server; on a CPU it costs more than it saves. `prefetches_sources`: the next
     jobs' source images are encoded while the model works; None: if that suits the device, and its
     memory is not short of experts. `background_pass`, `tokens_between_steps`: for a server, whose
     jobs join at every denoise step.
@@ -360,7 +361,9 @@ class BatchConfig:
         name="clips_together",
         pixels=InKey("clips", {n: f"{n} together" for n in range(2, MOST_TOGETHER + 1)}),
     )
-    prewarm: bool = _run(True, "Run each shape once before the first job.")
+    prewarm: bool | None = _run(
+        None, "Run each shape once before the first job. Default: on a GPU, and for a server."
+    )
     background_pass: Annotated[int, Interval(ge=1, le=10_000)] = _served(
         8, "Advance batches on every Nth pass while a single request runs; 1 means every pass."
     )

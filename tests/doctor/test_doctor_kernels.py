@@ -30,7 +30,7 @@ def test_a_compiler_and_headers_are_enough(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: "gcc" if name == "gcc" else None)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert check().status == "failed"
+    assert check().status == "warning"
     assert "Python.h is missing" in check().found
     (tmp_path / "Python.h").touch()
     assert check().status == "ok"
@@ -57,13 +57,13 @@ def test_what_no_graph_can_hold_is_said(
     assert environment._limit_of_graphs(form, torch.device("cpu"), dtype) == ""
 
 
-def test_no_compiler_is_a_fault_of_the_machine(
+def test_no_compiler_makes_a_run_slower(
     check: Callable[[], Check], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert check().status == "failed"
+    assert check().status == "warning"
     assert "C compiler is missing" in check().found
     assert "gcc" in check().hint
     monkeypatch.setenv("CC", "cc")

@@ -107,7 +107,7 @@ def test_graphs_by_device_ranks_triton_and_gpu(
     """The decision, and that the key and the plan have the same."""
     if has_gpu:
         (devices / "nvidia0").touch()
-    monkeypatch.setattr(keys, "_find_package", lambda name: name if has_triton else None)
+    monkeypatch.setattr(keys, "triton_lacks", lambda: "" if has_triton else "it is missing")
     choice = ModelChoice(device=device, dtype="float32", decode_graphs=asked)
     by_itself = has_triton and AUTO[device, ranks][has_gpu]
     expected = by_itself if asked == "auto" else asked == "on"

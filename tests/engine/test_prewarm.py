@@ -18,8 +18,9 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.footprint import Together, prompt_tokens
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import prewarm as module
+from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.image.prewarm import Shape, prewarm, shape_of
-from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
+from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import Prewarmed
 from hyimg_cli.spec.job import ImageJob
 
@@ -74,6 +75,48 @@ def test_a_job_that_will_fail_does_not_stop_prewarming(family: Any, jobs: list[I
         len(prewarm([*broken, *jobs], studio_of(family), together=Together(2, 2), warmed=set()))
         == 3
     )
+
+
+@pytest.mark.parametrize("place", ["encode_source", "velocities", "prefill"])
+def test_a_lost_stand_in_is_a_warning_and_the_jobs_run(
+    jobs: list[ImageJob],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+) -> None:
+    """A kernel that cannot be built, in any stage; the error of the library is in the warning."""
+    one, failures = registry.load(ModelChoice(dtype="float32")), [1]
+    inner = getattr(one, place)
+
+    def built_once(*given: Any, **named: Any) -> Any:
+        if failures:
+            failures.clear()
+            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC")
+        return inner(*given, **named)
+
+    monkeypatch.setattr(one, place, built_once)
+    config = RunConfig(OutputConfig(tmp_path), batch=BatchConfig(prewarm=True))
+    with RunFolder(tmp_path) as folder:
+        session = Session(config, load=lambda choice, **_: one)
+        events = list(session.run(make_plan(jobs[:1], registry.model_card), folder))
+    assert [event.outcome.status for event in events if is_done(event)] == ["done"]
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == (
+        "prewarming failed (RuntimeError: Failed to find C compiler. Please specify via CC): "
+        "the jobs run without it"
+    )
+
+
+@pytest.mark.parametrize(("device", "runs"), [("cpu", 0), ("cuda", 1)])
+def test_only_a_gpu_prewarms_by_default(
+    family: Any, jobs: list[ImageJob], tmp_path: Path, device: str, runs: int
+) -> None:
+    pipeline = ImagePipeline(RunConfig(OutputConfig(tmp_path)))
+    pipeline._model = On(family, torch.device(device))  # type: ignore[assignment]
+    assert pipeline._gains_by_prewarming() == bool(runs)
+    pipeline._serves = True
+    assert pipeline._gains_by_prewarming()
 
 
 @pytest.mark.usefixtures("processor_clock")

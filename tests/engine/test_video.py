@@ -57,7 +57,7 @@ from hyimg_cli.spec.events import (
 )
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
-COLD = BatchConfig(prewarm=False)
+COLD, WARM = BatchConfig(prewarm=False), BatchConfig(prewarm=True)
 
 
 @pytest.fixture(autouse=True)
@@ -587,17 +587,11 @@ def test_a_cut_prompt_is_noted_in_its_line(tmp_path: Path) -> None:
 # --- prewarm -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def _slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hyimg_cli.pipelines.video.pipeline.starts_slowly", lambda device: True)
-
-
 def test_a_cpu_has_nothing_to_prewarm(tmp_path: Path) -> None:
     events, _ = run([video_job(f"job-{n}", seed=n) for n in range(3)], tmp_path)
     assert not [event for event in events if isinstance(event, Prewarmed)]
 
 
-@pytest.mark.usefixtures("_slow_start")
 def test_prewarm_runs_a_step_of_each_shape_of_three_jobs_and_leaves_no_trace(
     jobs: list[VideoJob], studios: Studios, tmp_path: Path
 ) -> None:
@@ -605,7 +599,7 @@ def test_prewarm_runs_a_step_of_each_shape_of_three_jobs_and_leaves_no_trace(
     single = [replace(jobs[3], custom_id=f"single-{n}", seed=n) for n in range(3)]
     jobs = [*jobs[:3], *single]
     state = torch.get_rng_state()
-    events, warm = run(jobs, tmp_path / "warm")
+    events, warm = run(jobs, tmp_path / "warm", batch=WARM)
     assert torch.equal(torch.get_rng_state(), state)
     _, cold = run(jobs, tmp_path / "cold", batch=COLD)
     assert [event.shapes for event in events if isinstance(event, Prewarmed)] == [1]
@@ -622,12 +616,11 @@ def test_prewarm_runs_a_step_of_each_shape_of_three_jobs_and_leaves_no_trace(
     assert counts_of(warm) == counts_of(cold)
 
 
-@pytest.mark.usefixtures("_slow_start")
 def test_a_shape_that_fails_is_not_counted(tmp_path: Path) -> None:
     wrong = video_job("broken", prompt="it fails in step 0", size=Size(64, 64))
     broken = [replace(wrong, custom_id=f"broken-{n}", seed=n) for n in range(3)]
     whole = [video_job(f"job-{n}", seed=n) for n in range(3)]
-    events, outcomes = run([*broken, *whole], tmp_path)
+    events, outcomes = run([*broken, *whole], tmp_path, batch=WARM)
     assert [event.shapes for event in events if isinstance(event, Prewarmed)] == [1]
     assert [outcomes[name].status for name in ("broken-0", "job-0")] == ["failed", "done"]
 

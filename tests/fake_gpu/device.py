@@ -17,16 +17,30 @@ from weakref import ref
 import torch
 from fake_gpu.standins import stand_ins
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hyimg_cli.kernels import formats
+from hyimg_cli.spec import compilers
 from hyimg_cli.tiling import blend
 
 _OPS = torch.ops.aten
-_KEPT = (blend._weights.cache_clear, formats.levels_on.cache_clear)
+_KEPT = (
+    blend._weights.cache_clear,
+    formats.levels_on.cache_clear,
+    compilers.triton_lacks.cache_clear,
+)
 _HOPPER = (9, 0)
+# Operations that make tensors of integers, and the largest whose numbers are followed.
+_MADE = {_OPS.arange, _OPS.zeros, _OPS.ones, _OPS.full, _OPS.scalar_tensor}
+_MOST_KNOWN = 1 << 16
 _DATA: Any = torch.Tensor.data
 
 
@@ -49,7 +63,7 @@ class FakeGpu(TorchDispatchMode):
         self._is_beside = False
         self._of_others: set[int] = set()
         self._known: dict[int, ref[Any]] = {}
-        self._pinned: set[int] = set()
+        self._values = WeakIdKeyDictionary()
 
     def __torch_dispatch__(
         self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -64,17 +78,79 @@ class FakeGpu(TorchDispatchMode):
             return False
         if op is _OPS._pin_memory.default:
             out = args[0].clone()
-            self._pinned.add(id(out))
+            self._learn(out, self.value(args[0]))
             return out
+        real = self._computed(op, args, kwargs)
         if op is _OPS._scaled_grouped_mm_v2.default:
             out = _product(*args[:2])
         else:
             self._note_wait(op, args, kwargs)
-            out = op(*args, **kwargs)
+            try:
+                out = op(*args, **kwargs)
+            except DynamicOutputShapeException:
+                out = self._of_known_shape(op, args, kwargs, real)
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 self._count(tensor)
+        for fake, one in zip(tree_iter(out), tree_iter(real), strict=False):
+            self._learn(fake, one)
         return out
+
+    def _of_known_shape(self, op: Any, args: Sequence[Any], kwargs: Any, real: Any) -> Any:
+        """What an operation gives whose shape depends on numbers. A GPU's are read for that."""
+        device = next(one.device for one in tree_iter((args, kwargs)) if _is_tensor(one))
+        if device.type == "cuda":
+            self.reads[_where()] += 1
+        if op is _OPS.index.Tensor:  # a mask of known rows
+            masks = [one if one is None else self.value(one) for one in args[1]]
+            with no_dispatch():
+                rows = [one if one is None else one.nonzero(as_tuple=True) for one in masks]
+            places = [
+                torch.empty(one.shape, dtype=one.dtype, device=device)
+                for row in rows
+                for one in row or ()
+            ]
+            return op(args[0], places)
+        assert real is not None, f"{op} of numbers that nobody knows"
+        return tree_map(lambda one: torch.empty(one.shape, dtype=one.dtype, device=device), real)
+
+    def value(self, tensor: Tensor) -> Tensor | None:
+        """The numbers of a small tensor of integers, if they followed from known ones."""
+        if not isinstance(tensor, FakeTensor):  # made of a list or an array
+            return None if tensor.is_floating_point() or tensor.is_meta else tensor
+        if (constant := getattr(tensor, "constant", None)) is not None:
+            # torch follows those on a CPU by itself, and would move them to a GPU.
+            self._values[tensor], tensor.constant = constant, None  # type: ignore[attr-defined]
+        return self._values.get(tensor)
+
+    def _learn(self, fake: Any, real: Any) -> None:
+        if _is_tensor(fake) and _is_tensor(real) and fake.shape == real.shape:
+            self._values[fake] = real
+
+    def _computed(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What an operation on known integers gives; lengths and positions are such ones."""
+        given = [one for one in tree_iter((args, kwargs)) if _is_tensor(one)]
+        values = {id(one): self.value(one) for one in given}
+        if op.namespace != "aten" or any(value is None for value in values.values()):
+            # Written with what is not known, it is not known either.
+            for one in given[:1] if op._schema.is_mutable else ():
+                self._values.pop(one, None)
+            return None
+        if not given and op.overloadpacket not in _MADE:
+            return None
+        real = tree_map(lambda one: values.get(id(one), one) if _is_tensor(one) else one, args)
+        named = tree_map(lambda one: values.get(id(one), one) if _is_tensor(one) else one, kwargs)
+        if named.get("device") is not None:
+            named["device"] = torch.device("cpu")
+        named.pop("pin_memory", None)
+        with no_dispatch():
+            out = op(*real, **named)
+        small = all(
+            not one.is_floating_point() and one.numel() <= _MOST_KNOWN
+            for one in tree_iter(out)
+            if _is_tensor(one)
+        )
+        return out if small else None
 
     def rebase(self) -> int:
         """What is held now; the peak starts from here."""
@@ -121,6 +197,10 @@ class FakeGpu(TorchDispatchMode):
     def _told(self, tensor: Tensor) -> int | float | bool:
         if tensor.device.type == "cuda":
             self.reads[_where()] += 1
+        if (value := self.value(tensor)) is not None:
+            with no_dispatch():
+                found: int | float | bool = value.item()
+            return found
         if tensor.dtype == torch.bool:
             return True
         return 0.5 if tensor.is_floating_point() else self.token
@@ -159,10 +239,13 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
             (torch.cuda, "cudart", _Runtime),
             (torch.Tensor, "record_stream", lambda tensor, stream: gpu.record(tensor, stream)),
             (torch.Tensor, "data_ptr", lambda tensor: id(tensor)),
+            (torch.nn.Module, "_apply", _apply),
             (torch.Tensor, "data", property(_DATA.__get__, _put_data)),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
         stack.enter_context(stand_ins())
+        # Nothing is built either, so that no compiler is needed.
+        stack.enter_context(patch.object(compilers, "compiler_lacks", lambda **_: ""))
         # What the package keeps on a device from call to call is of one mode alone.
         for kept in _KEPT:
             stack.callback(kept)
@@ -197,11 +280,25 @@ class _Stream:
         """What is queued is done at once."""
 
 
+def _is_tensor(one: Any) -> bool:
+    return isinstance(one, Tensor)
+
+
 def _put_data(tensor: Tensor, value: Tensor) -> None:
     """A fake tensor would keep its device."""
     _DATA.__set__(tensor, value)
     if isinstance(tensor, FakeTensor):
         tensor.fake_device = value.device
+
+
+def _apply(module: torch.nn.Module, change: Any, recurse: bool = True) -> torch.nn.Module:
+    """As torch does for real tensors: a module's parameters stay the same objects."""
+    for part in module.modules() if recurse else [module]:
+        for parameter in part.parameters(recurse=False):
+            parameter.data = change(parameter.data)
+        for name, buffer in part.named_buffers(recurse=False):
+            part._buffers[name] = change(buffer)
+    return module
 
 
 class _Runtime:

@@ -18,6 +18,7 @@ import logging
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import chain
 from weakref import ref
 
@@ -34,6 +35,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.transformer import StepRows
 from hyimg_cli.settings.run import Quantization
+from hyimg_cli.spec.compilers import COMPILER_HINT, triton_lacks
 
 logger = logging.getLogger(__name__)
 Run = tuple[Sequence[int] | Tensor, Buffer]
@@ -235,12 +237,13 @@ class DecodeGraphs:
 
 
 def refuse_without_gpu(device_map: str | None) -> None:
-    """Raise MachineError unless the device is one GPU and Triton is installed."""
+    """Raise MachineError unless the device is one GPU and Triton can be used."""
     what = hint = ""
     if not is_one_gpu(device_map):
         what, hint = f"not on {device_map or 'the CPU'}", "use --device cuda:0"
     elif not has_triton():
-        what, hint = "with Triton, which is not installed", "run pip install triton"
+        what = f"with Triton's kernels, but {triton_lacks()}"
+        hint = COMPILER_HINT if find_spec("triton") else "run pip install triton"
     if what:
         raise MachineError(
             f"decode_graphs works on one GPU, {what}",

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
-from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
+from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
 from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.memory.available import available_memory, batch_sizes
@@ -229,6 +229,10 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             self._together = self._limits[self._size_class] = most
             logger.warning("memory is too small for more: %d think and %d draw together", *most)
 
+    def _gains_by_prewarming(self) -> bool:
+        # Nobody waits for a server before its first request.
+        return self._serves or starts_slowly(self._resident().layer_devices[0])
+
     def _prewarm(self, jobs: Sequence[ImageJob], folder: JobFolder | None) -> Prewarmed:
         stages = self._stages(_read_now)
         # Before the shapes: the stand-ins and the jobs use the memory that is left.
@@ -242,6 +246,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             warmed=self._warmed,
             tokens_of=partial(prompt_tokens, revision=self._config.model.revision),
             learn=self._limit,
+            lost=self._tell_lost,
         )
         lengths = {shape.tokens for shape in shapes if shape.tokens}
         return Prewarmed(len(shapes), 0.0, captured, tokens=tuple(sorted(lengths)))

@@ -19,6 +19,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
+from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
@@ -69,6 +70,7 @@ def prewarm(
     warmed: set[Shape],
     tokens_of: Callable[[ImageJob], int] = lambda _: 0,
     learn: Callable[[Together], None] = lambda _: None,
+    lost: Callable[[Exception], None] = lambda _: None,
 ) -> list[Shape]:
     """Run every shape that is not in `warmed`, and add it; return the new shapes.
 
@@ -78,7 +80,7 @@ def prewarm(
 
     On a CPU a shape has as many stand-ins as jobs will run together, because libraries lay out
     memory by the number of rows. Of very many jobs only an even sample is examined. `learn` gets
-    the number of jobs that fitted into memory.
+    the number of jobs that fitted into memory, `lost` each error that ended a shape's stand-ins.
     """
     jobs = jobs[:: -(-len(jobs) // _MOST_JOBS) or 1]
     is_on_gpu = stages.model.layer_devices[0].type == "cuda"
@@ -98,12 +100,20 @@ def prewarm(
         )
         count = min(len(alike[shape]), most)
         named = [replace(stand_in, custom_id=f"prewarm-{number}") for number in range(count)]
-        learn(_run(named, stages, together))
+        with Attempt() as tried:
+            learn(_run(named, stages, together, lost))
+        if tried.error is not None:
+            lost(tried.error)
         warmed.add(shape)
     return new
 
 
-def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Together:
+def _run(
+    jobs: list[ImageJob],
+    stages: ImageStages,
+    together: Together,
+    lost: Callable[[Exception], None],
+) -> Together:
     images: dict[str, SourceImage] = {}
     for path in jobs[0].images:
         size = size_of(path)
@@ -124,5 +134,6 @@ def _run(jobs: list[ImageJob], stages: ImageStages, together: Together) -> Toget
     run = ContinuousBatch(known, together)
     for event in run.run():
         if isinstance(event, Lost):
-            break  # the job itself will fail and report the cause
+            lost(event.error)
+            break
     return run.memory.most

@@ -24,7 +24,7 @@ from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.kept_latents import find_begun
 from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest
-from hyimg_cli.kernels.devices import peak_memory_mb, synchronize
+from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import PhaseClock, Shares, compiling_apart
@@ -271,6 +271,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
     def decode_anyhow(self, work: Done) -> Events[Done]:
         """Decode, with the remedies for short memory."""
         yield from self.attempt([work], self.decode)
+
+    def _gains_by_prewarming(self) -> bool:
+        return starts_slowly(self._resident().device)
 
     def drop(self) -> None:
         """Free device memory that no step needs: encoders, and what pictures keep there."""

@@ -127,11 +127,8 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
 
         Nothing is decoded. That would cost as much as a job's own decode, and the next denoise step
         would undo its only gain, the allocator's blocks. A shape of one or two jobs is left out,
-        because the step would cost more than it saves. A shape whose stand-in fails is not counted:
-        the job itself will fail and report the cause.
+        because the step would cost more than it saves. A shape whose stand-in fails is not counted.
         """
-        if not starts_slowly(self._resident().device):
-            return Prewarmed(0, 0.0)
         left = self._not_denoised(jobs, folder)
         # Everything that a job's forwards depend on, except the length of its text.
         alike = group_by(left, lambda job: (job.model, job.size, job.num_frames, job.branch_count))
@@ -145,7 +142,10 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
                 clock, digests = PhaseClock(0.0, lambda: None), self._digests(stand_in)
                 work = VideoRequest(stand_in, clock, source_digests=digests)
                 deque(chain(self.encode(work, is_counted=False), self.denoise(work)), maxlen=0)
-            ran += tried.error is None
+            if tried.error is None:
+                ran += 1
+            else:
+                self._tell_lost(tried.error)
         return Prewarmed(ran, 0.0)
 
     def drop(self) -> None:
@@ -241,11 +241,6 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             "sigmas": self._resident().sigmas(done.job) if done.job.scheduler else None,
             "parallel": done.parallel,
         }
-
-
-def starts_slowly(device: torch.device) -> bool:
-    """True if the first forward of a shape takes longer on this device than later ones."""
-    return device.type != "cpu"
 
 
 def _encode_beside(pieces: Iterator[np.ndarray], writer: "VideoWriter") -> float:

@@ -258,7 +258,7 @@ def test_graphs_are_as_recorded_where_they_can_be(
     has_triton: bool,
     expected: str,
 ) -> None:
-    monkeypatch.setattr(keys, "_find_package", lambda name: name if has_triton else None)
+    monkeypatch.setattr(keys, "triton_lacks", lambda: "" if has_triton else "it is missing")
     file = described(settings={"device": "cuda", "dtype": "bfloat16"} | recorded)
     assert restore_job(file, Wishes(device=device)).settings["decode_graphs"] == expected
 

@@ -171,16 +171,13 @@ def test_two_clips_together_are_each_what_they_are_alone(
     assert worst(latents[1:], run(single)) < 1e-5
 
 
-def test_a_prewarm_leaves_nothing_behind(
-    golden: LingBotWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prewarm_leaves_nothing_behind(golden: LingBotWorld, tmp_path: Path) -> None:
     """A stand-in of one level in all chunks; neither chance nor a clip behind it knows of that."""
     image = write_image(tmp_path / "start.png", NUMBERS["clip.image"])
     jobs = [replace(JOB, images=(image,), seed=seed) for seed in range(3)]
     before, state = run(denoiser_of(golden, jobs[:1])), torch.random.get_rng_state()
     pipeline = video_pipeline.VideoPipeline(RunConfig(OutputConfig(tmp_path)))
     pipeline._model = golden
-    monkeypatch.setattr(video_pipeline, "starts_slowly", lambda device: True)
     assert pipeline._prewarm(jobs, None).shapes == 1
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(run(denoiser_of(golden, jobs[:1])), before)
