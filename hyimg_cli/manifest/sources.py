@@ -13,7 +13,7 @@ from pathlib import Path
 from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
-from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES
+from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES, UNREAD_SUFFIXES
 from hyimg_cli.settings.file_names import natural_order
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import names_text
@@ -32,6 +32,10 @@ _OF_SYSTEMS = re.compile(
 _REASONS = {
     "other": ("file that is not an image", "files that are not images"),
     "raw": ("camera RAW file", "camera RAW files"),
+    "unread": (
+        "picture of a kind that is not supported (convert it)",
+        "pictures of kinds that are not supported (convert them)",
+    ),
     "below": ("subfolder (add --recursive)", "subfolders (add --recursive)"),
     "system": (
         "folder of thumbnails, deleted files or snapshots",
@@ -165,6 +169,8 @@ class _Search:
     def _add_file(self, name: str) -> None:
         if is_raw_name(name):
             self._leave_out("raw", name)
+        elif os.path.splitext(name)[1].lower() in UNREAD_SUFFIXES:
+            self._leave_out("unread", name)
         elif not is_picture_name(name):
             self._leave_out("other", name)
         elif not _is_text(name):

@@ -20,6 +20,11 @@ RAW_SUFFIXES = {
     ".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".fff", ".iiq", ".kdc", ".mef", ".mrw",
     ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f",
 }  # fmt: skip
+# Pictures of kinds that are not read: in folders, they are counted as such.
+UNREAD_SUFFIXES = {
+    ".ai", ".dcm", ".dds", ".eps", ".exr", ".fits", ".hdr", ".jls", ".jxl", ".jxr", ".kra", ".pdf",
+    ".psb", ".psd", ".qoi", ".svg", ".svgz", ".tga", ".xcf",
+}  # fmt: skip
 RAW_HINT = "convert raw files first, for example: magick {0} {1}.jpg"
 # Formats of phones that Pillow reads with an extra library; some AVIF files begin the same way.
 HEIF = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)

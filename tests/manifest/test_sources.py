@@ -9,7 +9,7 @@ from PIL import Image
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest import sources as module
 from hyimg_cli.manifest.sources import is_pattern, sources
-from hyimg_cli.media.kinds import FORMATS, SUFFIXES
+from hyimg_cli.media.kinds import FORMATS, RAW_SUFFIXES, SUFFIXES, UNREAD_SUFFIXES
 
 Tree = Callable[..., None]
 
@@ -56,11 +56,11 @@ def test_a_folder_in_natural_order(tree: Tree) -> None:
 def test_what_is_left_out_is_told_in_a_line_each(tree: Tree) -> None:
     tree("p/a.jpg", "p/.hidden.jpg", "p/n.txt", "p/x.psd", "p/y", "p/s/b.jpg", "p/.git/c.jpg")
     found = sources(["p"], is_recursive=False)
-    (others, below) = sorted(found.notes, key=len, reverse=True)
-    assert others == (
-        "skipped 5 files that are not images: p/.git, p/.hidden.jpg, p/n.txt and 2 more"
+    assert found.notes == (
+        "skipped 4 files that are not images: p/.git, p/.hidden.jpg, p/n.txt and 1 more",
+        "skipped 1 picture of a kind that is not supported (convert it): p/x.psd",
+        "skipped 1 subfolder (add --recursive): p/s",
     )
-    assert below == "skipped 1 subfolder (add --recursive): p/s"
 
 
 def test_results_of_earlier_runs_and_links_are_not_entered(tree: Tree) -> None:
@@ -189,3 +189,18 @@ def test_each_fault_is_an_error_of_usage(tree: Tree) -> None:
     with pytest.raises(HyimgError) as caught:
         sources(["nowhere"], is_recursive=False)
     assert caught.value.exit_code == 2
+
+
+def test_pictures_of_kinds_that_are_not_read_are_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.png", "b.jxl", "c.PSD", "d.txt"):
+        (tmp_path / name).touch()
+    found = sources(["."], is_recursive=False)
+    assert [*found.files] == ["a.png"]
+    assert found.notes == (
+        "skipped 1 file that is not an image: ./d.txt",
+        "skipped 2 pictures of kinds that are not supported (convert them): ./b.jxl, ./c.PSD",
+    )
+    assert UNREAD_SUFFIXES.isdisjoint(SUFFIXES | RAW_SUFFIXES)
