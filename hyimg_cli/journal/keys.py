@@ -104,6 +104,10 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
     choice = config.model
     decided: dict[str, Any] = {"dtype": precision(choice)[1]}
     beside = {"lora": lora_files.in_key(job.lora)} if job.lora else {}
+    if isinstance(job, ImageJob) and job.outside:
+        # Before this, such sources were shown in another size than the one that is drawn.
+        is_fitted = registry.model_card(job.model, choice.revision).fits_kept
+        beside |= {"kept_source": "fitted"} if is_fitted else {}
     if not isinstance(job, ImageJob):
         if job.camera:
             beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera

@@ -73,8 +73,7 @@ class PictureLine(ResolvedLine):
         # An empty one asks for nothing else, and many clients send it.
         is_asked = "negative_prompt" in self.line.given and bool(self.values["negative_prompt"])
         if is_asked and not own.has_negative_prompt:
-            why = "it guides away from an empty prompt"
-            what = f"{self.card.name} takes no negative prompt: {why}"
+            what = f"{self.card.name} takes no negative prompt: {self.card.no_negative}"
             yield self.fault("foreign-field", what, "negative_prompt", "remove the field")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
@@ -87,6 +86,13 @@ class PictureLine(ResolvedLine):
             what = f"{beyond[0]} is not a token of the model"
             hint = f"its tokens are 0 to {self.card.vocab_size - 1}"
             yield self.fault("out-of-range", what, "cot_token_ids", hint)
+        if self._is_aligned and not self._keeps_outside and not self._size().is_auto:
+            # Of a line and a setting, the line counts.
+            is_own = bool({"size", "width", "height"} & self.line.given)
+            if is_own == ("infer_align_image_size" in self.line.given):
+                what = f"it gives the edit its source's shape, but size is {self._size()}"
+                name = "infer_align_image_size"
+                yield self.fault("conflict", what, name, "remove it, or the size")
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
         if self.card.denoises_latents:
             yield from self.lora_faults(has_two=False)
@@ -155,6 +161,22 @@ class PictureLine(ResolvedLine):
     def _keeps_outside(self) -> bool:
         return bool(self.values["keep_outside"] and self.fields.get("images"))
 
+    @property
+    def _is_aligned(self) -> bool:
+        """Return True for an edit in its source's shape, by a model that only takes sizes."""
+        is_asked = self.values["infer_align_image_size"] and self.fields.get("images")
+        return bool(is_asked and self.card.edit_shape != "chosen")
+
+    def _aligned_size(self) -> SizeRequest:
+        """Return the size of an aligned edit."""
+        size = self._size()
+        if not size.is_auto and "infer_align_image_size" not in self.line.given:
+            return size
+        if self.card.edit_shape == "square" and (source := self.source_size(0)):
+            kept = self.card.kept_size(source)
+            return SizeRequest(kept.height, kept.width)
+        return SizeRequest()
+
     def _kept_size(self) -> Size | None:
         """Return the kept source's size; None if it cannot be read."""
         return self.source_size(self.values["kept_source"] - 1)
@@ -199,6 +221,8 @@ class PictureLine(ResolvedLine):
             if source := self._kept_size():
                 kept = self.card.kept_size(source)
                 size = SizeRequest(kept.height, kept.width)
+        elif self._is_aligned:
+            values["infer_align_image_size"], size = False, self._aligned_size()
         # The note describes the ids; an edited text has none.
         has_note = {"written", "cot_token_ids"} <= fields.keys()
         written = json.dumps(fields["written"], sort_keys=True) if has_note else ""

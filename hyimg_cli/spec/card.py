@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling, VideoOptions
@@ -31,6 +31,8 @@ class SamplingDefaults(TextSampling, PictureOptions, JobOptions):
     has_negative_prompt: bool = False
 
 
+# Why a model takes no negative prompt.
+GUIDES_AWAY = "it guides away from an empty prompt"
 # For a model that writes no text.
 NO_TEXT: dict[str, Any] = {
     "bot_task": "none", "drop_think": False, "use_system_prompt": "None",
@@ -160,10 +162,13 @@ class ModelCard:
     jobs have a second branch if `guides` says so, unless it `is_distilled`. `reference_pixels`: of
     each source picture in every step; 0 means as many as the result has.
 
-    `licence`: a short name; empty if unknown.
+    `licence`: a short name; empty if unknown. `no_negative`: why it takes no negative prompt, if it
+    takes none.
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
-    an edit in its source's shape has another size than the nearest of the buckets.
+    an edit in its source's shape has another size than the nearest of the buckets. `fits_kept`: a
+    kept source is brought to the size of its edit. `edit_shape`: of an edit without a size: what
+    the model chooses (then it reads `infer_align_image_size`), its `source`'s, or a `square`.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
@@ -207,6 +212,9 @@ class ModelCard:
     fewest_images: int = 0
     most_images: int = 3
     size_by_source: Callable[[Size], Size] | None = None
+    fits_kept: bool = False
+    edit_shape: Literal["chosen", "source", "square"] = "chosen"
+    no_negative: str = GUIDES_AWAY
 
     @property
     def denoises_latents(self) -> bool:

@@ -250,6 +250,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         tile_pixels=TILE_PIXELS,
         base_size=arch.max_side,
         size_multiple=TOKEN_PIXELS,
+        edit_shape="source",
         has_graphs=False,
     )
 

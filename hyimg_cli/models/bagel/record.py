@@ -199,8 +199,6 @@ class BagelPrompter(ImageCheckpoint):
             "bot_task": job.bot_task not in ("none", "think"),
             "drop_think": job.drop_think,
             "use_system_prompt": job.use_system_prompt != "None",
-            # A kept source implies the value that always applies here: all of it is shown.
-            "infer_align_image_size": job.infer_align_image_size and job.outside is None,
         }
         for field, is_wrong in faults.items():
             if is_wrong:

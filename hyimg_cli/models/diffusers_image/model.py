@@ -34,9 +34,9 @@ from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import Pixels
+from hyimg_cli.media.images import Pixels, stretch
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
-from hyimg_cli.models.diffusers_image.record import Condition, EditorFolder, shifted
+from hyimg_cli.models.diffusers_image.record import NEGATIVE, Condition, EditorFolder, shifted
 from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import Component
@@ -74,17 +74,26 @@ class BlockEncoder(CheckpointEncoder):
     @torch.no_grad()
     def encode(self, condition: Condition) -> PromptEmbedding:
         model, inputs = self._model, dict[str, Any](condition.options)
-        # Some blocks take an empty string for no text, but not a list with one.
-        inputs |= {name: text or [text] for name, text in condition.texts}
+        field, text = condition.text or ("", "")
+        if field:
+            # A negative text is encoded as a prompt. Some blocks take an empty string for no text,
+            # but not a list with one.
+            inputs["prompt"] = text or [text]
         given, notes = read_given(condition.images, keeps_alpha=model.kind.reads_alpha)
         if given:
-            pictures = [to_pil_image(picture.pixels) for picture in given]
+            size = condition.size
+            pixels = [stretch(one.pixels, size) if size else one.pixels for one in given]
+            pictures = list(map(to_pil_image, pixels))
             inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
         blocks = model.blocks(condition)
         self.encoder_runs[condition.stage] += 1
-        model.guide(condition.is_guided)
+        model.guide(is_on=False)
         self.cuts.clear()
-        state = model.run(blocks, PipelineState(inputs))
+        try:
+            state = model.run(blocks, PipelineState(inputs))
+        except JobError as error:  # the blocks know it as a prompt
+            error.where = field or error.where
+            raise
         made = dict[str, Tensor]()
         for name in {out.name for block in blocks for out in block.intermediate_outputs}:
             value = state.get(name)
@@ -93,6 +102,10 @@ class BlockEncoder(CheckpointEncoder):
                     made[f"{name}.{number}" if isinstance(value, list) else name] = one.cpu()
         # Some blocks derive the size from a picture if the line has none.
         made |= {name: torch.tensor(state.get(name)) for name in _SIDES if state.get(name)}
+        if field == NEGATIVE:
+            outputs = {out.name for block in blocks for out in block.intermediate_outputs}
+            named = {f"negative_{name}": tensor for name, tensor in made.items()}
+            made = {name: made for name, made in named.items() if name.partition(".")[0] in outputs}
         most = dict(condition.options).get("max_sequence_length")
         for name in sorted(_EMBEDS & made.keys()):
             if (rows := made[name].shape[1]) == most:

@@ -29,6 +29,8 @@ from hyimg_cli.models.diffusers_image.table import (
     few_steps_advice,
     kind_of,
     licence_of,
+    size_by_source,
+    square_advice,
 )
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
@@ -62,17 +64,22 @@ _BY_SIZE = 1.0
 
 # Stages of the library's blocks before denoising.
 OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
+NEGATIVE = "negative_prompt"
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Texts and pictures (path and sha256) that one stage of the blocks encodes for a job."""
+    """A text, or pictures (path and sha256), that one stage of the blocks encodes for a job.
+
+    `text` has its field, and the pictures that its encoder sees. `size`: the one to which the
+    pictures are brought first; None for their own.
+    """
 
     stage: str
-    texts: tuple[tuple[str, str], ...]
+    text: tuple[str, str] | None
     images: tuple[tuple[str, str], ...]
-    is_guided: bool = False
     options: tuple[tuple[str, Any], ...] = ()
+    size: Size | None = None
 
 
 def pipeline_name(folder: Path) -> str:
@@ -119,8 +126,6 @@ class EditorFolder(ImageCheckpoint):
             ("cot_text" if job.cot_text else "cot_token_ids", job.has_given_text),
             ("system_prompt", job.system_prompt is not None),
             ("use_system_prompt", job.use_system_prompt != "None"),
-            # An edit that keeps its source has its shape anyway.
-            ("infer_align_image_size", job.infer_align_image_size and not job.outside),
             ("negative_prompt", is_unread and "negative_prompt" in job.user_fields),
         ):
             if is_asked:
@@ -135,18 +140,7 @@ class EditorFolder(ImageCheckpoint):
             if "<" in text and (found := [one for one in self._control_tokens if one in text]):
                 what = f"the text contains the control token {max(found, key=len)}"
                 raise JobError(what, where=name, hint="remove it", code="job.control-token")
-        least, most = kind.least_side, kind.most_ratio
-        for path in job.images if least else ():
-            with suppress(SourceImageError):  # reported for the file elsewhere
-                size = size_of(path)
-                short, long = sorted((size.height, size.width))
-                if short < least or long > most * short:
-                    what = (
-                        f"the source is {size}; {self.card.name} takes sides of {least} pixels or"
-                    )
-                    what += f" more, and shapes up to {most} to 1"
-                    hint = "scale or crop it"
-                    raise JobError(what, where="images", hint=hint, code="job.source-size")
+        self._refuse_narrow(job)
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
@@ -159,12 +153,31 @@ class EditorFolder(ImageCheckpoint):
 
     def notes(self, job: ImageJob) -> tuple[str, ...]:
         """Return warnings for the job's result line, from the checkpoint's files and the LoRAs'."""
-        found = few_steps_advice(job)
+        found = few_steps_advice(job) + square_advice(self.kind, self.card.base_size, job)
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import lora_notes  # imports torch
 
             found += lora_notes(job, self.layout)
         return found + self.layout.notes
+
+    def _refuse_narrow(self, job: ImageJob) -> None:
+        """Raise JobError for a source that the library cannot bring to its size."""
+        kind, limits = self.kind, list[str]()
+        least, most = kind.least_side, kind.most_ratio
+        if kind.narrows:
+            most = (2 * self.card.base_size // kind.multiple) ** 2 - 1
+        if least:
+            limits.append(f"sides of {least} pixels or more")
+        if most:
+            limits.append(f"shapes up to {most} to 1")
+        for path in job.images:
+            with suppress(SourceImageError):  # reported for the file elsewhere
+                size = size_of(path)
+                short, long = sorted((size.height, size.width))
+                if short < least or (most and long > most * short):
+                    what = f"the source is {size}; {self.card.name} takes {', and '.join(limits)}"
+                    hint = "scale or crop it"
+                    raise JobError(what, where="images", hint=hint, code="job.source-size")
 
     @cached_property
     def _control_tokens(self) -> frozenset[str]:
@@ -223,36 +236,39 @@ class EditorFolder(ImageCheckpoint):
 
         A picture that is given twice is listed twice.
         """
-        kind, is_guided = self.kind, self.kind.is_guided(job)
-        texts = [("prompt", job.prompt)]
-        if is_guided and kind.negative is not None:
-            texts.append(("negative_prompt", job.negative_prompt))
+        kind, texts = self.kind, [("prompt", job.prompt)]
+        if kind.is_guided(job):
+            # Empty for a model that takes none.
+            texts.append((NEGATIVE, job.negative_prompt))
         images = tuple(zip(job.images, digests, strict=True))
         given = kind.own_inputs(job, self.card).items()
         options = tuple((name, value) for name, value in given if name in kind.of_encoders)
         shown, known = (images, options) if kind.shows_pictures else ((), ())
-        found = [(PROMPT_EMBEDDINGS, Condition(OF_TEXTS, tuple(texts), shown, is_guided, known))]
+        found = [(PROMPT_EMBEDDINGS, Condition(OF_TEXTS, text, shown, known)) for text in texts]
         # For its latents each picture is encoded alone, as the blocks do.
-        for one in images:
-            found.append((SOURCE_IMAGES, Condition(OF_PICTURES, (), (one,), options=options)))
+        for number, one in enumerate(images, 1):
+            size = None
+            if kind.fits_kept and job.outside and number == job.outside.kept_source:
+                size = Size(job.size.height, job.size.width)
+            found.append((SOURCE_IMAGES, Condition(OF_PICTURES, None, (one,), options, size)))
         return found
 
     def encoding_key(self, item: Condition, choice: ModelChoice, dtype: str, device: str) -> str:
         # Files count by their bytes, not by their names; only the VAE works in tiles.
         of_texts = self.layout.components.keys() - {"transformer", "scheduler", "vae"}
+        brought = {"size": str(item.size)} if item.size else {}
         return self.layout.encoding_key(
             dtype,
             device,
             stage=item.stage,
-            texts=item.texts,
+            text=item.text,
             images=[sha256 for _, sha256 in item.images],
-            guided=item.is_guided,
             options=item.options,
             files=[
-                self.layout.identity_of(name)
-                for name in sorted(of_texts if item.texts else {"vae"})
+                self.layout.identity_of(name) for name in sorted(of_texts if item.text else {"vae"})
             ],
-            tiled=bool(choice.vae_use_tiling) and not item.texts,
+            tiled=bool(choice.vae_use_tiling) and not item.text,
+            **brought,
         )
 
     def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
@@ -284,15 +300,6 @@ def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
     if shift == _BY_SIZE:
         return {}
     return dict.fromkeys(("base_shift", "max_shift"), math.log(shift)) | {"shift_terminal": None}
-
-
-def _size_by_source(kind: Kind, base_size: int, source: Size) -> Size:
-    """Return the size of about `base_size`² pixels with the source's shape."""
-    # NOTE: computed in the library's order: another order may round to another multiple.
-    ratio, step = source.width / source.height, kind.multiple
-    width = math.sqrt(base_size**2 * ratio)
-    rounded = round if kind.takes_size else math.ceil
-    return Size(*(max(1, rounded(side / step)) * step for side in (width / ratio, width)))
 
 
 def _refuse_unsupported(layout: CheckpointLayout) -> None:
@@ -350,7 +357,10 @@ def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
         reference_pixels=None if kind.prefix else _REFERENCE_PIXELS * kind.scales_pictures,
         fewest_images=kind.fewest,
         most_images=kind.most,
-        size_by_source=partial(_size_by_source, kind, base_size),
+        fits_kept=kind.fits_kept,
+        edit_shape="square" if kind.squares else "source",
+        no_negative=kind.no_negative,
+        size_by_source=partial(size_by_source, kind, base_size),
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,

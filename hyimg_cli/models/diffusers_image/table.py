@@ -1,15 +1,18 @@
 """The library's pipelines that hyimg runs, by name; no torch."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.licences import UNKNOWN, is_non_commercial, read_card
-from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.card import GUIDES_AWAY, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
 
 APACHE, NON_COMMERCIAL = "Apache-2.0", "non-commercial"
@@ -59,6 +62,14 @@ _LONGCAT: dict[str, Set[str]] = _QWEN | {
 }
 # Positions of Qwen-Image, minus the ones that a canvas with sides of 8,192 pixels may take.
 _QWEN_ROWS = 4096 - 256
+# Sizes of FLUX.1 Kontext's training, to which the library scales sources.
+_KONTEXT_SIZES = (
+    *((672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184)),
+    *((944, 1104), (1024, 1024), (1104, 944), (1184, 880), (1248, 832), (1328, 800), (1392, 752)),
+    *((1456, 720), (1504, 688), (1568, 672)),
+)
+_NO_GUIDANCE = "its steps have no guidance"
+_NO_BRANCH = "guidance_scale is an input of its network; diffusers' true_cfg_scale is not supported"
 # Pictures with fewer pixels are far from what models are trained on.
 _SMALL = 512**2
 
@@ -80,6 +91,8 @@ class Kind:
     licence: str = APACHE
     # Default negative prompt; None: it takes none.
     negative: str | None = " "
+    # Why it takes none, if it takes none.
+    no_negative: str = GUIDES_AWAY
     # A larger scale adds a second branch.
     guides_above: float = 1.0
     # It has no guidance, whatever the scale.
@@ -94,9 +107,22 @@ class Kind:
     takes_size: bool = True
     # Sides of results are multiples of it.
     multiple: int = 16
+    # Sides of edits in their source's shape; 0: `multiple`. It is what the library brings
+    # references to.
+    fitted_multiple: int = 0
+    # Those edits have at most the pixels of the model's square.
+    is_bounded: bool = False
+    # Sizes of those edits, width and height; empty: any.
+    fitted_sizes: tuple[tuple[int, int], ...] = ()
+    # A source that is kept is brought to the size of its edit; other kinds do that by themselves.
+    fits_kept: bool = False
+    # An edit without a size is a square, whatever the shape of its source.
+    squares: bool = False
     # Limits of sources, and of texts with the pictures they see.
     least_side: int = 0
     most_ratio: int = 0
+    # The shape is limited by the size of the square, in which no side may round to 0.
+    narrows: bool = False
     most_rows: int = 1 << 20
     # Inputs of its blocks that other kinds do not have. Then the ones that its encoders read: the
     # picture encoder's, and the text encoder's if it sees pictures.
@@ -118,6 +144,27 @@ class Kind:
         return not self.is_distilled and job.guidance_scale > self.guides_above
 
 
+def size_by_source(kind: Kind, base_size: int, source: Size) -> Size:
+    """Return the size of about `base_size`² pixels with the source's shape.
+
+    A reference of this size is not resized by the library.
+    """
+    # NOTE: computed in the library's order: another order may round to another multiple.
+    ratio, step = source.width / source.height, kind.fitted_multiple or kind.multiple
+    if kind.fitted_sizes and base_size**2 >= _SMALL:
+        nearest = min(kind.fitted_sizes, key=lambda one: abs(ratio - one[0] / one[1]))
+        return Size(nearest[1], nearest[0])
+    width = math.sqrt(base_size**2 * ratio)
+    exact = (width / ratio / step, width / step)
+    if not kind.is_bounded:
+        rounded = round if kind.takes_size else math.ceil
+        return Size(*(max(1, rounded(count)) * step for count in exact))
+    steps = [(max(1, math.floor(count)), max(1, math.ceil(count))) for count in exact]
+    sizes = [Size(rows * step, columns * step) for rows, columns in itertools.product(*steps)]
+    within = [one for one in sizes if one.height * one.width <= base_size**2] or sizes[:1]
+    return min(within, key=lambda one: abs(math.log(one.width / one.height / ratio)))
+
+
 def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
     """Return Kontext's inputs: results keep the requested size.
 
@@ -126,24 +173,29 @@ def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
     """
     bucket = card.bucket_of(job.size)
     made = bucket.size if bucket else Size(card.base_size, card.base_size)
-    areas = [one.height * one.width for one in (made, *map(size_of, job.images))]
+    # A kept source is brought to the size of its edit.
+    sources = () if job.outside else map(size_of, job.images)
+    areas = [one.height * one.width for one in (made, *sources)]
     own = {"height": made.height, "width": made.width, "max_area": areas[0]}
     return own | {"_auto_resize": max(areas) >= _SMALL}
 
 
 _KLEIN_KIND = Kind(
     "Flux2KleinModularPipeline", _KLEIN, 0, 12, steps=4, guidance=1.0, licence="",
-    negative=None, is_distilled=True, has_own_shift=True, least_side=64, most_ratio=8,
-    text_layers=28, shows_pictures=False, scales_pictures=False,
+    negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
+    least_side=64, most_ratio=8,
+    text_layers=28, shows_pictures=False, scales_pictures=False, fits_kept=True, is_bounded=True,
 )  # fmt: skip
 _QWEN21_KIND = Kind(
     "QwenImage21ModularPipeline", _QWEN21, 0, 10, steps=40, guidance=1.0, licence=NON_COMMERCIAL,
     own_inputs=lambda job, card: {"output_resolution": card.base_size},
     of_encoders=frozenset({"output_resolution"}),
-    reads_alpha=True, multiple=32, prefix="pictures, then text",
+    reads_alpha=True, multiple=32, narrows=True, prefix="pictures, then text",
 )  # fmt: skip
 _EDIT_KIND = Kind(
     "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0, most_rows=_QWEN_ROWS,
+    # Its text encoder takes shapes up to 200 to 1, after sides were rounded to multiples of 32.
+    most_ratio=163, fitted_multiple=32,
 )  # fmt: skip
 _LONGCAT_KIND = Kind(
     "LongCatImageModularPipeline", _LONGCAT, 0, 0, steps=50, guidance=4.0, negative=""
@@ -156,7 +208,7 @@ KINDS = {
     ),
     "QwenImageEditPipeline": _EDIT_KIND,
     "QwenImageEditPlusPipeline": replace(
-        _EDIT_KIND, blocks="QwenImageEditPlusModularPipeline", most=5, steps=40
+        _EDIT_KIND, blocks="QwenImageEditPlusModularPipeline", most=5, steps=40, most_ratio=0
     ),
     "Flux2KleinPipeline": _KLEIN_KIND,
     "Flux2KleinKVPipeline": replace(_KLEIN_KIND, prefix="references"),
@@ -168,8 +220,10 @@ KINDS = {
     # Its guidance is an input of the transformer: never a second branch.
     "FluxKontextPipeline": Kind(
         "FluxKontextModularPipeline", _KONTEXT, 0, 1, steps=28, guidance=2.5,
-        licence=NON_COMMERCIAL, negative=None, guides_above=math.inf, own_inputs=_kontext_inputs,
-        of_encoders=frozenset({"_auto_resize"}), shows_pictures=False,
+        licence=NON_COMMERCIAL, negative=None, no_negative=_NO_BRANCH, guides_above=math.inf,
+        own_inputs=_kontext_inputs,
+        of_encoders=frozenset({"_auto_resize"}), shows_pictures=False, least_side=16,
+        fitted_sizes=_KONTEXT_SIZES, fits_kept=True, squares=True,
     ),
     "LongCatImagePipeline": _LONGCAT_KIND,
     "LongCatImageEditPipeline": replace(
@@ -194,12 +248,20 @@ def kind_of(layout: CheckpointLayout) -> Kind:
     kind, index = KINDS[layout.family], layout.index
     if kind is _KLEIN_KIND and not index.flag("is_distilled", False):
         base = "Flux2KleinBaseModularPipeline"
-        return replace(kind, blocks=base, steps=50, guidance=4.0, is_distilled=False)
+        return replace(
+            kind, blocks=base, steps=50, guidance=4.0, is_distilled=False, no_negative=GUIDES_AWAY
+        )
     if kind is _QWEN21_KIND and index.has("sample_sigmas"):
         sigmas = index.numbers("sample_sigmas")
         turbo = "QwenImage21TurboModularPipeline"
         return replace(
-            kind, blocks=turbo, steps=len(sigmas), sigmas=sigmas, negative=None, is_distilled=True
+            kind,
+            blocks=turbo,
+            steps=len(sigmas),
+            sigmas=sigmas,
+            negative=None,
+            is_distilled=True,
+            no_negative=_NO_GUIDANCE,
         )
     if layout.family in _DISTILLED:
         known, steps, guidance = _DISTILLED[layout.family]
@@ -222,6 +284,18 @@ def licence_of(layout: CheckpointLayout) -> str:
         return of_releases
     width = layout.components["transformer"].config().count("joint_attention_dim", 0)
     return APACHE if width == _OF_KLEIN_4B else NON_COMMERCIAL if width > _OF_KLEIN_4B else UNKNOWN
+
+
+def square_advice(kind: Kind, base_size: int, job: ImageJob) -> tuple[str, ...]:
+    """Return a warning if an edit will not have its source's shape, which nobody asked for."""
+    if not (kind.squares and job.images and job.size.is_auto):
+        return ()
+    with suppress(SourceImageError):  # reported for the file elsewhere
+        source = size_of(job.images[0])
+        if source.height != source.width:
+            what = f"an edit of a {source} source is drawn as a {base_size}x{base_size} square"
+            return (f"{what}; infer_align_image_size gives it the source's shape",)
+    return ()
 
 
 def few_steps_advice(job: ImageJob) -> tuple[str, ...]:

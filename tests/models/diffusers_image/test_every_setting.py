@@ -22,7 +22,8 @@ FOLLOWED = set(
     """
     allow_model revision dtype device vae_use_tiling quantization cpu_offload enable_cpu_offload
     attention_backend compile_blocks deterministic size n vary num_inference_steps
-    guidance_scale flow_shift step_cache seed negative_prompt keep_outside region kv_reuse
+    infer_align_image_size guidance_scale flow_shift step_cache seed negative_prompt
+    keep_outside region kv_reuse
     prompt_cache prefix_cache_mb prefix_cache_host_mb prewarm
     memory_gb gpu_memory_utilization cache_dir disk_cache disk_cache_mb replicas ray_address
     output_dir format name metadata keep_gps checkpoint_every report fail_fast
@@ -46,7 +47,7 @@ REFUSED = {
     "usage.not-followed": "vae_dtype keep_quantized require_kv_reuse",
     "usage.cpu-offload": "offload_experts",
     "usage.tensor-parallel": "cfg_parallel_size tensor_parallel_size",
-    "manifest.not-followed": "bot_task use_system_prompt system_prompt infer_align_image_size",
+    "manifest.not-followed": "bot_task use_system_prompt system_prompt",
     "manifest.unconsumed": """image_guidance_scale guidance_interval guidance_renorm
         guidance_renorm_min""",
     "manifest.lora": "lora",  # a file that is not here; others: `test_settings.py`
@@ -99,7 +100,7 @@ def checked(
 ) -> Callable[..., Any]:
     def check(fields: dict[str, Any]) -> Any:
         own = line("a", "red", "s0.png", num_inference_steps=20) | fields
-        kept = {"keep_outside", "region"} & {*fields}
+        kept = {"keep_outside", "region", "infer_align_image_size"} & {*fields}
         if kept:
             del own["size"]
         if "seeds" in fields:
@@ -116,7 +117,7 @@ def test_a_setting_is_followed_or_told_or_refused(
 ) -> None:
     for one, value in ({"device": "cpu", name: OFF_DEFAULT[name]} | BESIDE.get(name, {})).items():
         monkeypatch.setenv(SETTINGS[one].variable, str(value))
-    kept = {"size": "112x80"} if name in ("keep_outside", "region") else {}
+    kept = {"size": "128x64"} if name in ("keep_outside", "region") else {}
     ran = checked(kept)
     refusal, told = fate(REFUSED).get(name), fate(TOLD).get(name)
     assert (ran.code == 0) is (refusal is None), ran.err

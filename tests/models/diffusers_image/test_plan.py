@@ -51,13 +51,16 @@ def jobs(tmp_path: Path, sources: list[str], write_manifest: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts", "branches"), [("qwen-image-edit-plus", 9, 2), ("klein", 3, 1)]
+    ("kind", "texts", "branches"), [("qwen-image-edit-plus", 9 + 3, 2), ("klein", 3, 1)]
 )
 def test_a_run_encodes_what_its_plan_says(
     run_cli: Any, jobs: str, tmp_path: Path, checkpoint: Checkpoint, kind: str, texts: int,
     branches: int, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Texts by prompt and sources where the encoder is shown them, by prompt alone elsewhere."""
+    """Texts by prompt and sources where the encoder is shown them, by prompt alone elsewhere.
+
+    The negative text counts as one more prompt.
+    """
     # The library's own references have a million pixels.
     monkeypatch.setattr(
         "diffusers.modular_pipelines.qwenimage.encoders.calculate_dimensions",
@@ -77,12 +80,51 @@ def test_a_run_encodes_what_its_plan_says(
     outside = tmp_path / "outside.jsonl"
     outside.write_text(Path(jobs).read_text().replace('"size": "96x64", ', ""))
     kept = run_cli("plan", outside, *given[1:], "--keep-outside", "--json")
-    assert kept.json_lines[0]["total"]["kept_encodes"] == texts + 3, kept.err
+    # klein is then shown its source in another size.
+    again = texts + 3 * (kind != "klein")
+    assert kept.json_lines[0]["total"]["kept_encodes"] == again, kept.err
     said = run_cli("plan", *given, "-o", str(tmp_path / "third"), "--no-prompt-cache").out
     assert f"36 denoise steps, {36 * branches} forwards over about" in said
-    assert "to encode: 18 prompts, 0 source images; found in the disk cache: 3" in said
+    assert (
+        f"to encode: {18 * branches} prompts, 0 source images; found in the disk cache: 3" in said
+    )
     for foreign in ("text stage", "prefixes", "estimated"):
         assert foreign not in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "encoder", "expected"),
+    [
+        ("klein-base", "Qwen3Model", 4 + 1),
+        ("qwen-image", "Qwen2_5_VLModel", 4 + 1),
+        ("z-image", "Qwen3Model", 4 + 1),
+        ("longcat", "Qwen2_5_VLModel", 4 + 1),
+        ("klein", "Qwen3Model", 4),
+    ],
+)
+def test_a_negative_text_is_encoded_once_for_all_prompts(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str,
+    encoder: str, expected: int,
+) -> None:  # fmt: skip
+    """And the line counts forwards of the encoder."""
+    lines = [
+        {"custom_id": text, "prompt": text, "size": "64x64", "num_inference_steps": 2, "seed": 1}
+        for text in "abcd"
+    ]
+    forwards = 0
+
+    def count(module: Any, _: Any) -> None:
+        nonlocal forwards
+        forwards += type(module).__name__ == encoder
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        given = ("--model", str(checkpoint(kind)), "-o", str(tmp_path / "out"))
+        run_cli("generate", str(write_manifest(*lines)), *given)
+    finally:
+        hook.remove()
+    last = [*RunFolder(tmp_path / "out").results().values()][-1]
+    assert (forwards, last["cache"]["encoder_runs"][OF_TEXTS]) == (expected, expected)
 
 
 @pytest.mark.parametrize("name", KINDS)
