@@ -11,6 +11,7 @@ from hyimg_cli.engine.sources import faults, probe_sources, refuse_hopeless, tur
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.resume import resume
+from hyimg_cli.models import registry
 from hyimg_cli.spec.units import counted
 
 FAULTY_MANIFEST, FAULTY_FILES = 2, 1
@@ -27,6 +28,8 @@ def check(ctx: typer.Context) -> None:
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the kind that the setting affects
         render.remarks(runner.remarks(settings, jobs), style)
+    for model in sorted({job.model for job in jobs}):
+        registry.check_headers(model, config.model.revision)
     # A pattern that matches no job is an error; the faults shown before it may explain why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = render.note_unless(style.is_quiet)

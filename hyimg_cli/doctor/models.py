@@ -35,8 +35,6 @@ _EDIT = {"prompt": "an edit", "images": ["picture.png"]}
 _SHOWN = 8
 _UNREAD = "memory need unknown: the checkpoint cannot be read"
 _UNCOUNTED = "memory need unknown: neither the weights nor their index are here"
-# Errors of a checkpoint of which only small files were downloaded so far, without weights.
-_NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 
 
 def image_checkpoint(config: RunConfig) -> Check:
@@ -104,7 +102,7 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
             card()
         except CheckpointError as other:
             what += f"; {other.what}" if other.what != error.what else ""
-    if not is_of_hub or error.code not in _NOT_FETCHED:
+    if not is_of_hub or error.code not in registry.NOT_FETCHED:
         gated = "accept its terms on the hub, then log in with: hf auth login"
         return Check("failed", what, gated if "Gated" in error.what else error.hint)
     if os.environ.get("HF_HUB_OFFLINE"):

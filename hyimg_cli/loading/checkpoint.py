@@ -5,7 +5,7 @@ tensors a model expects.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from hyimg_cli.spec.units import listed, names_text
 STEM = "model"  # the name of the weights in transformers; diffusers uses diffusion_pytorch_model
 INDEX_FILE = f"{STEM}.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Ends of names of tables of whole numbers.
+_OF_POSITIONS = ("position_ids", "num_batches_tracked", "position_index")
 FLOATS = ("F16", "BF16", "F32", "F64")
 # Files that transformers, diffusers and safetensors open without being asked.
 _OPENED_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".safetensors")
@@ -143,22 +145,50 @@ def refuse_pointer(path: Path) -> None:
                 raise fault("pointer", what, path, hint)
 
 
-def check_tensors(
-    found: Tensors, expected: Shapes, where: Path | str, part: str = "", *, any_dtype: bool = False
-) -> None:
-    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats.
+def without_few_eights(found: Tensors) -> dict[str, TensorInfo]:
+    """Return tensors without a few that are stored as numbers of 8 bits, as tiny-video's are.
 
-    Raises one CheckpointError that names tensors that are missing, unexpected, of another shape, or
-    not floats.
+    Of a part that was cast to 8 bits as a whole, nothing is left out.
+    """
+    few = [name for name, info in found.items() if info.dtype.startswith("F8_")]
+    few = few if len(few) <= len(found) // 20 else []
+    return {name: info for name, info in found.items() if name not in few}
+
+
+def refuse_packed(found: Tensors, where: Path | str, part: str = "") -> None:
+    """Raise CheckpointError for weights that are not 16, 32 or 64-bit floats.
+
+    Tables of positions, which are whole numbers, pass by their names.
     """
     title = f"{part}: " if part else ""
-    others = {name: info.dtype for name, info in found.items() if info.dtype not in FLOATS}
-    if others and not any_dtype:
+    others = {
+        name: info.dtype
+        for name, info in found.items()
+        if info.dtype not in FLOATS and not (info.dtype == "I64" and name.endswith(_OF_POSITIONS))
+    }
+    if others:
         kinds = ", ".join(sorted(set(others.values())))
         hint = "use the original checkpoint (--quantization fp8 or nf4 makes it smaller), or one "
         hint += "saved by transformers with bitsandbytes (NF4, INT8)"
         what = f"{title}{len(others)} tensors are stored as {kinds}: {names_text([*others])}"
         raise fault("quantized", what, where, hint)
+
+
+def check_tensors(
+    found: Tensors,
+    expected: Shapes,
+    where: Path | str,
+    part: str = "",
+    *,
+    any_dtype: Collection[str] = (),
+) -> None:
+    """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats.
+
+    `any_dtype`: names of the ones that may have another dtype. Raises one CheckpointError that
+    names tensors that are missing, unexpected, of another shape, or not floats.
+    """
+    title = f"{part}: " if part else ""
+    refuse_packed({name: one for name, one in found.items() if name not in any_dtype}, where, part)
     shapes = [
         f"{name} is {list(found[name].shape)}, expected {list(shape)}"
         for name, shape in expected.items()
@@ -266,6 +296,12 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
         only = f"the weights are only available as pickle ({names_text(pickles)})"
         hint = "convert them to safetensors, or use a copy of the checkpoint that has them"
         return fault("pickle", f"{only}, which can run code when opened", folder, hint)
+    variants = [name for name in names if name.endswith(".safetensors")]
+    if variants:
+        what = f"{stem}.safetensors is missing; the folder has {names_text(variants)}"
+        hint = f"for a variant (fp16), rename the file to {stem}.safetensors, or download the "
+        hint += "edition without a variant; single-file checkpoints are not read"
+        return fault("no-weights", what, folder, hint)
     what = f"the folder has neither {stem}.safetensors nor {stem}.safetensors.index.json"
     hint = "download the checkpoint again, with its safetensors files"
     return fault("no-weights", what, folder, hint)

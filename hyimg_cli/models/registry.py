@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.resolved import public_model
-from hyimg_cli.models import licences
+from hyimg_cli.models import licences, nearby
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # whose error names what is missing.
 _BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "diffusers_video")
 _REGISTERED: list[Family] = []
+# Errors of a checkpoint of which only small files were downloaded so far, without weights.
+NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
 EMBEDDED = "tiny-image"
 EMBEDDED_VIDEO = "tiny-video"
 # Facts about results that new users must know, by the setting whose default causes them.
@@ -59,6 +61,8 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
         return Path(folder)
+    if os.path.isfile(folder):
+        nearby.refuse_file(Path(folder))
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise CheckpointError(
             f"checkpoint folder not found: {model}",
@@ -130,6 +134,7 @@ def _opened(
     _from: str, makes: Kind, model: str, revision: str | None, components: str | None
 ) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:
     folder = resolve_model(model, revision, with_weights=False)
+    nearby.refuse_nearby(folder)
     family = _family(folder, makes)
     return family, family.open(folder, model, *_components_for(family, components))
 
@@ -187,6 +192,21 @@ def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[in
     }
     family.refuse_wrong(folder)
     return stored
+
+
+def check_headers(model: str, revision: str | None = None) -> None:
+    """Raise CheckpointError for faults that the headers of a checkpoint's files show; no torch.
+
+    Weights of a hub id may be fetched later, and those of the large decoders need not be here.
+    """
+    folder = resolve_model(model, revision, with_weights=False)
+    family = _family(folder)
+    try:
+        (family.check_headers or family.tensors)(folder)
+    except CheckpointError as error:
+        may_come_later = not os.path.isdir(os.path.expanduser(model)) or not family.check_headers
+        if not may_come_later or error.code not in NOT_FETCHED:
+            raise
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:

@@ -32,6 +32,8 @@ from hyimg_cli.models.diffusers_image.table import (
     size_by_source,
     square_advice,
 )
+from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
+from hyimg_cli.models.diffusers_video.headers import check_headers
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
@@ -109,6 +111,7 @@ class EditorFolder(ImageCheckpoint):
         self.layout = read_layout(folder)
         _refuse_unsupported(self.layout)
         self.kind = kind_of(self.layout)
+        refuse_unfitting(self.layout, self.kind.text_layers)
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:
@@ -310,12 +313,6 @@ def _refuse_unsupported(layout: CheckpointLayout) -> None:
             hint = "use a version without auto_map: a checkpoint's code is never executed"
             what = f"the {part.name} needs its own code"
             raise checkpoint.fault("code", what, part.folder, hint)
-    network = layout.components["transformer"].config()
-    if network.has("axes_dims_rope") and network.has("attention_head_dim"):
-        axes, width = network.counts("axes_dims_rope"), network.count("attention_head_dim")
-        if sum(axes) != width:
-            raise network.fault("axes_dims_rope", list(axes), f"numbers that add up to {width}")
-    network.counts("axes_lens", (1,))
 
 
 def _refuse_wrong(folder: Path) -> None:
@@ -382,5 +379,6 @@ FAMILY = Family(
     open=EditorFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
     tensors=lambda folder: read_layout(folder).tensors(),
+    check_headers=lambda folder: check_headers(read_layout(folder)),
     refuse_wrong=_refuse_wrong,
 )

@@ -15,6 +15,8 @@ from hyimg_cli.errors import JobError, require
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.common.tokenizer import read_tokenizer
+from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
+from hyimg_cli.models.diffusers_video.headers import check_headers
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
@@ -67,6 +69,7 @@ class DiffusersFolder(VideoCheckpoint):
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
         refuse_unsupported(self.layout)
+        refuse_unfitting(self.layout)
         make_card = _hunyuan if self.layout.family == HUNYUAN_VIDEO15 else _wan
         self.card = make_card(self.layout, model)
 
@@ -351,5 +354,6 @@ FAMILY = Family(
     open=DiffusersFolder,
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
     tensors=lambda folder: read_layout(folder).tensors(),
+    check_headers=lambda folder: check_headers(read_layout(folder)),
     follows=frozenset({"quantization", "attention_backend", "compile_blocks", "cpu_offload=group"}),
 )

@@ -12,6 +12,11 @@ import torch
 from models.diffusers_image.classic import Checkpoint, line
 from safetensors.torch import load_file, save_file
 
+from hyimg_cli.errors import CheckpointError
+from hyimg_cli.models import registry
+from hyimg_cli.models.diffusers_image.record import read_layout
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, empty_module, load_weights
+
 Change = Callable[[Path], object]
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -69,6 +74,89 @@ AT_CHECK: dict[str, tuple[Change, str]] = {
         in_json("transformer/config.json", axes_dims_rope=[2, 2, 2]), "axes_dims_rope",
     ),
 }  # fmt: skip
+TEXT = "text_encoder/config.json"
+
+
+def as_eights(name: str, dtype: torch.dtype) -> Change:
+    """Weights cast to 8 bits, without scales."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: one.clamp(0, 1).to(dtype) for name, one in tensors.items()})
+
+    return in_weights(name, change)
+
+
+def as_pointer(name: str) -> Change:
+    text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{0:064}\nsize 4978\n"
+    return lambda folder: (folder / name).write_text(text)
+
+
+def renamed(name: str, other: str) -> Change:
+    return lambda folder: (folder / name).rename(folder / Path(name).parent / other)
+
+
+# By kind: faults that `check` finds from JSON files and headers, without torch.
+AT_HEADERS: dict[str, tuple[str, Change, str]] = {
+    **{
+        f"{part} as {dtype}": ("klein", as_eights(f"{part}/{stem}.safetensors", dtype), "stored as")
+        for part, stem, dtype in (
+            ("vae", "diffusion_pytorch_model", torch.int8),
+            ("text_encoder", "model", torch.uint8),
+            ("transformer", "diffusion_pytorch_model", torch.float8_e4m3fn),
+            ("vae", "diffusion_pytorch_model", torch.bool),
+        )
+    },
+    "no tokenizer.json": (
+        "z-image", lambda folder: (folder / "tokenizer/tokenizer.json").unlink(), "every text",
+    ),
+    "an empty vocabulary": (
+        "klein",
+        lambda folder: (folder / "tokenizer/tokenizer.json").write_text(
+            '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
+        ),
+        "different texts as the same tokens",
+    ),
+    "a pointer for a tokenizer": ("klein", as_pointer("tokenizer/tokenizer.json"), "Git LFS"),
+    "a pointer for weights": ("klein", as_pointer(f"vae/{WEIGHTS}"), "git lfs pull"),
+    "a pointer for a configuration": ("klein", as_pointer("vae/config.json"), "Git LFS"),
+    "a variant": (
+        "klein",
+        renamed(f"transformer/{WEIGHTS}", "diffusion_pytorch_model.fp16.safetensors"),
+        "diffusion_pytorch_model.fp16.safetensors",
+    ),
+    "no weights": ("klein", lambda folder: (folder / f"vae/{WEIGHTS}").unlink(), "neither"),
+    "a processor without its configuration": (
+        "longcat-edit",
+        lambda folder: [one.unlink() for one in (folder / "text_processor").glob("*config.json")],
+        "processor_config.json is missing",
+    ),
+    "a shallow text encoder": ("klein", in_json(TEXT, num_hidden_layers=4), "reads 28"),
+    "a wide text encoder": ("z-image", in_json(TEXT, hidden_size=32), "cap_feat_dim"),
+    "a VAE of other latents": (
+        "z-image", in_json("vae/config.json", latent_channels=16), "latent_channels",
+    ),
+    "one mean for all channels": (
+        "qwen-image", in_json("vae/config.json", latents_mean=[0.0]), "latents_mean",
+    ),
+    "few positions": (
+        "z-image", in_json("transformer/config.json", axes_lens=[64, 8, 8]), "axes_lens",
+    ),
+    "two axes of positions": (
+        "z-image", in_json("transformer/config.json", axes_lens=[1024, 512]), "axes_lens",
+    ),
+    "another projection": (
+        "kontext", in_json("transformer/config.json", pooled_projection_dim=32), "hidden_size",
+    ),
+    "more blocks than weights": (
+        "qwen-image", in_json("transformer/config.json", num_layers=3), "num_layers is 3",
+    ),
+    "a tensor missing in a block": (
+        "z-image",
+        in_weights("text_encoder/model.safetensors",
+                   lambda t: t.pop(next(n for n in sorted(t) if "layers.1." in n))),
+        "block 1",
+    ),
+}  # fmt: skip
 AT_LOAD: dict[str, tuple[Change, str]] = {
     "a tensor missing": (
         in_weights(f"transformer/{WEIGHTS}", lambda tensors: tensors.pop(min(tensors))), "missing",
@@ -115,3 +203,77 @@ def test_a_checkpoint_that_is_wrong_is_refused_by_name(
     assert "error[checkpoint." in ran.err, ran.err
     assert named in ran.err
     assert "\n  hint: " in ran.err
+
+
+@pytest.mark.parametrize("wrong", AT_HEADERS)
+def test_check_finds_wrong_files_from_their_headers(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    wrong: str,
+) -> None:  # fmt: skip
+    kind, change, named = AT_HEADERS[wrong]
+    folder = tmp_path / "wrong"
+    shutil.copytree(checkpoint(kind), folder)
+    images = ["s0.png"] if kind == "longcat-edit" else []
+    manifest = str(write_manifest(line("a", "red", *images, size="auto")))
+    assert run_cli("check", manifest, "--model", str(folder)).code == 0
+    registry._opened.cache_clear()
+    change(folder)
+    ran = run_cli("check", manifest, "--model", str(folder))
+    assert ran.code == 3, ran.err
+    assert "error[checkpoint." in ran.err, ran.err
+    assert named in ran.err
+
+
+def test_heads_of_another_width_are_read(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    """As in Qwen3-VL-4B: 32 heads of 128, where the hidden width is 2560."""
+    folder = tmp_path / "own"
+    shutil.copytree(checkpoint("qwen-image-2.1"), folder)
+    path = folder / TEXT
+    values = json.loads(path.read_text())
+    values["text_config"] |= {"head_dim": 16}
+    values["text_config"]["rope_parameters"]["mrope_section"] = [4, 2, 2]
+    path.write_text(json.dumps(values))
+    part = read_layout(folder).components["text_encoder"]
+    shapes = {name: one.shape for name, one in empty_module(part).state_dict().items()}
+    assert any(name.endswith("q_proj.weight") and shape[0] == 32 for name, shape in shapes.items())
+    values["text_config"]["rope_parameters"]["mrope_section"] = [2, 1, 1]
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="add up to 8"):
+        empty_module(part)
+
+
+def test_a_vae_that_is_not_finite_is_refused(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    folder = tmp_path / "nan"
+    shutil.copytree(checkpoint("klein"), folder)
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["decoder.conv_in.weight"].view(-1)[0] = float("nan")
+
+    in_weights(f"vae/{WEIGHTS}", spoil)(folder)
+    place = LoadTarget(torch.device("cpu"), torch.float32)
+    with pytest.raises(CheckpointError, match="not finite"):
+        load_weights(read_layout(folder).components["vae"], place)
+
+
+def test_paths_near_a_checkpoint_say_where_it_is(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    commit = tmp_path / "models--a--b" / "snapshots" / "a1"
+    shutil.copytree(checkpoint("klein"), commit)
+    (tmp_path / "one").mkdir()
+    for name in ("one/model-Q4.gguf", "one.safetensors", "notes.txt"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    manifest = str(write_manifest(line("a", "red")))
+    for path, named in (
+        ("models--a--b", "the checkpoint is in snapshots/a1"),
+        ("models--a--b/snapshots", "the checkpoint is in a1"),
+        ("models--a--b/snapshots/a1/vae", "this is the part vae of the checkpoint in"),
+        ("models--a--b/snapshots/a1/tokenizer", "this is the part tokenizer"),
+        ("models--a--b/snapshots/a1/model_index.json", "a checkpoint is a folder"),
+        ("one", "GGUF checkpoints are not read: model-Q4.gguf"),
+        ("one/model-Q4.gguf", "is a GGUF file, and GGUF checkpoints are not read"),
+        ("one.safetensors", "checkpoints of one file are not read"),
+        ("notes.txt", "is a file; a checkpoint is a folder"),
+    ):
+        ran = run_cli("check", manifest, "--model", str(tmp_path / path))
+        assert (ran.code, named in ran.err) == (3, True), ran.err
