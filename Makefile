@@ -2,6 +2,7 @@
 # make test   the test suite      make lint   ruff and mypy      make clean   forget everything made
 # make figures   the plots of docs/ from the kept results of benchmarks/, with their tables
 # make test-all   with the tests that do at length what quicker ones look at too: before a release
+# make test-real  with Slurm, Ray, nginx, SeaweedFS and others; it lists what it could not start
 #
 # Each target sets itself up in .venv; another Python: make demo PYTHON=python3.12
 
@@ -18,7 +19,7 @@ MODEL := from hyimg_cli.models import registry as r; print(r.fingerprint("tiny-i
 # processes, and torch alone takes 7 s of each that compiles it again, 2 s of one that does not.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint figures clean
+.PHONY: demo test test-all test-real lint figures clean
 
 demo: $(READY)
 	@echo "Drawing the $$(grep -c . recipes/quickstart.jsonl) pictures of recipes/quickstart.jsonl with the embedded model"
@@ -33,10 +34,14 @@ WORKERS := import os; print(min(4, (os.cpu_count() or 1) + 1))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$($(BIN)/python -c '$(WORKERS)') --dist worksteal --timeout 300
 
 test: $(READY) $(WEIGHTS)
-	$(PYTEST) -m 'not thorough'
+	$(PYTEST) -m 'not thorough and not real'
 
 test-all: $(READY) $(WEIGHTS)
-	$(PYTEST)
+	$(PYTEST) -m 'not real'
+
+# One after the other: each test starts services and kills what uses them.
+test-real: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real tests/real
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

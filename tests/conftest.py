@@ -5,6 +5,7 @@ import io
 import json
 import os
 import random
+import re
 import secrets
 import shutil
 import signal
@@ -62,6 +63,25 @@ class _Lacking:
             report.outcome = "skipped"
             report.longrepr = (str(collector.path), None, f"Skipped: {error.name} is not installed")
         return report
+
+
+# Reasons of skips that no installation could have avoided.
+_UNAVOIDABLE = re.compile(
+    r"GPU|CUDA|has no case|this version of|weights|a source distribution|/proc"
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """Fail a test that was skipped for want of something, where all of it could be installed."""
+    report = yield
+    if os.environ.get("HYIMG_TESTS_SKIP") == "never" and report.skipped:
+        is_expected = hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple)
+        reason = "" if is_expected else report.longrepr[2]
+        if not is_expected and not _UNAVOIDABLE.search(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}; nothing is skipped here that could be installed"
+    return report
 
 
 def pytest_collection_finish() -> None:
@@ -131,7 +151,7 @@ def _fixed_seeds() -> None:
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A developer's own HYIMG_ variables must not change what a test sees; its cache is empty."""
     for name in [name for name in os.environ if name.startswith("HYIMG_")]:
-        if name != "HYIMG_GOLDENS":
+        if name not in ("HYIMG_GOLDENS", "HYIMG_TESTS_SKIP"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HYIMG_CACHE_DIR", str(CACHE / secrets.token_hex(8)))
 
