@@ -349,7 +349,8 @@ class Batches:
             elif isinstance(event, Remark):
                 logger.info("%s: %s", batch.id, event.text)
 
-        manifest = read_manifest(batch.folder / MANIFEST)
+        # The run's page shows this title.
+        manifest = replace(read_manifest(batch.folder / MANIFEST), title=batch.id)
         output = replace(self._config.output, folder=batch.folder / RUN)
         request = RunRequest(manifest, replace(self._config, output=output), self._wire.settings)
         run = ManifestRun(request, lambda _: self._service.session(batch.id, owner))

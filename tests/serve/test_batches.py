@@ -368,6 +368,8 @@ def test_the_page_of_a_run_is_served_and_nothing_else(serve: Any) -> None:
     server = serve()
     batch = server.wait(server.begin(CAT).json())
     run = server.folder / "batches" / batch["id"] / "run"
+    record = json.loads((run / "run.json").read_text())
+    assert record["manifest"]["name"] == batch["id"], "the title of its page"
     (run / "report.html").write_text("<p>the run")
     (run / "outputs" / "link.png").symlink_to(run.parent / "batch.json")
     assert server.http.get(f"/batches/{batch['id']}/").text == "<p>the run"

@@ -54,6 +54,12 @@ def test_what_failed_is_tried_again(listening: Any, http: httpx.Client) -> None:
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "job.internal"
     assert listening.service.drawn["crash"] == 2
+    # A key of a request that failed is free, for the same body and for another.
+    head = {"idempotency-key": "once"}
+    for prompt, status in (("crash", 500), ("crash", 500), ("a cat", 200)):
+        answer = http.post(GENERATE, json={"prompt": prompt}, headers=head)
+        assert answer.status_code == status, answer.text
+    assert listening.service.drawn["crash"] == 4
 
 
 def begin(running: Any, body: str, **head: str) -> socket.socket:
@@ -104,7 +110,7 @@ def test_too_many_wait(make_server: Callable[..., Any], pool: Any) -> None:
         calls = [pool.submit(client.images.generate, prompt="a cat") for _ in range(2)]
         until(lambda: running.server.online.waiting.total() == 2)
         with pytest.raises(openai.RateLimitError) as caught:
-            running.openai(max_retries=0).images.generate(prompt="one more")
+            running.openai(max_retries=0, timeout=5).images.generate(prompt="one more")
         assert caught.value.code == "server.full"
         assert caught.value.response.headers["retry-after"] == "1"  # two at four a second
         assert caught.value.response.json()["error"]["type"] == "rate_limit_error"
@@ -145,18 +151,18 @@ def test_one_key_cannot_fill_the_queue(make_server: Callable[..., Any], pool: An
     with running.listening():
         running.service.gate.clear()
 
-        def post(key: str, count: int = 1) -> httpx.Response:
+        def post(key: str, count: int = 1, timeout: float = 20) -> httpx.Response:
             head = {"authorization": f"Bearer {key}"}
             body = {"prompt": "a cat", "n": count}
-            return httpx.post(f"{running.url}{GENERATE}", json=body, headers=head, timeout=20)
+            return httpx.post(f"{running.url}{GENERATE}", json=body, headers=head, timeout=timeout)
 
         calls = [pool.submit(post, "key-a") for _ in range(2)]
         until(lambda: running.server.online.waiting["ann"] == 2)
-        refused = post("key-a")
+        refused = post("key-a", timeout=5)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server.full")
         calls.append(pool.submit(post, "key-b", 2))
         until(lambda: running.server.online.waiting == {"ann": 2, "bob": 2})
-        assert post("key-b").status_code == 429
+        assert post("key-b", timeout=5).status_code == 429
         running.service.gate.set()
         assert [call.result().status_code for call in calls] == [200] * 3
 
