@@ -245,8 +245,9 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES))
         | dict.fromkeys(("fp8", "nf4"), Working(row * _BF16_BYTES, 3 * matrix * _BF16_BYTES)),
         weights=counts,
-        # Of the finest level, whose first block is as wide as the level below.
-        vae_bytes_per_pixel=4 * (2 * arch.vae.widths[1] + arch.vae.widths[0]) + 2 * PICTURE_BYTES,
+        # Of the decoder's finest level, whose first block is as wide as the level below: its input,
+        # normalised, and after its activation.
+        vae_bytes_per_pixel=4 * 3 * arch.vae.widths[1] + 2 * PICTURE_BYTES,
         tile_pixels=TILE_PIXELS,
         base_size=arch.max_side,
         size_multiple=TOKEN_PIXELS,

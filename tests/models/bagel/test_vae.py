@@ -1,5 +1,7 @@
 """diffusers' autoencoder under the checkpoint's names, against one written out in plain torch."""
 
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hyimg_cli.models.bagel.config import model_card
 from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.weights import autoencoder, stored_name
 
@@ -115,6 +120,45 @@ def test_the_released_layout(bagel: Bagel) -> None:
     assert "encoder.down.1.block.0.nin_shortcut.weight" in stored
     assert "decoder.up.3.upsample.conv.weight" in stored
     assert "decoder.mid.attn_1.proj_out.bias" in stored
+
+
+class _Live(TorchDispatchMode):
+    """Follows the bytes of all storages that are alive, which torch made within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._known:
+                self._known[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._known.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self._known.values()))
+        return made
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("does", ["decode", "encode"])
+def test_the_card_has_the_bytes_of_a_pixel_at_the_peak(bagel: Bagel, does: str) -> None:
+    """Of the released widths, counted on the meta device."""
+    from hyimg_cli.models.bagel.config import AutoencoderShape
+
+    shape, side = AutoencoderShape(), 1024
+    arch = replace(bagel.prompter.arch, vae=shape)
+    card = model_card(bagel.prompter.folder, "x", arch)
+    with torch.device("meta"):
+        vae = autoencoder(shape)
+        channels, rows = (shape.z_channels, side // 8) if does == "decode" else (3, side)
+        given = torch.empty(1, channels, rows, rows)
+        with _Live() as live:
+            getattr(vae, does)(given)
+    per_pixel = live.peak / side**2
+    assert per_pixel <= card.vae_bytes_per_pixel
+    assert does == "encode" or per_pixel > 0.98 * card.vae_bytes_per_pixel
 
 
 @torch.no_grad()
