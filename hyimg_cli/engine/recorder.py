@@ -14,7 +14,7 @@ from typing import Any
 from hyimg_cli.engine.failures import FailureLimit, failed_job
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import finishing_key, key_of, model_print, source_digest
+from hyimg_cli.journal.keys import file_digest, finishing_key, key_of, model_print
 from hyimg_cli.manifest.envelope import warnings_of
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
@@ -128,16 +128,16 @@ class Recorder:
             done.clock.enter("write")
             own = self._pipeline.line_fields(done)
             warnings = (*done.warnings, *own.pop("warnings", ()))
-            fields = self._fields(done, done.source_digests, warnings) | done.job.copied() | own
+            fields = self._fields(done, done.source_sha256, warnings) | done.job.copied() | own
             fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
             if output is not None:
                 fields["notes"] += tuple(_on_size(done.job, output, fields["notes"]))
-            key = key_of(done.job, done.source_digests, self._config)
+            key = key_of(done.job, done.sources_as_read, self._config)
             files = (output,) if output else ()
             yield self._append(Outcome(done.job.custom_id, "done", key, outputs=files, **fields))
 
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
-        digests = [*map(source_digest, lost.job.images)]
+        digests = [*map(file_digest, lost.job.images)]
         fields = self._fields(lost, digests, (*lost.warnings, *lost.warnings_if_lost))
         return self._append(failed_job(lost.job, self._config, error=lost.error, **fields))
 

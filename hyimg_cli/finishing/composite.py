@@ -1,6 +1,6 @@
 """Blend an edit into its source at the source's size; copy everything outside the matte."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -60,6 +60,14 @@ class Layers:
     light: Plane
 
 
+@dataclass(frozen=True)
+class OwnNumbers:
+    """A source's numbers [H, W, 3], where they are not sRGB's, and the conversion to them."""
+
+    pixels: Pixels
+    of_srgb: Callable[[Pixels], Pixels]
+
+
 def layers(reference: Plane, drawn: Plane, mask: Mask, edited: Mask, light: Plane) -> Layers:
     """Make the layers from levels [3, Y, X] without motion and drift; `mask`: part of `edited`."""
     gap = max(1.0, _GAP * scale_of(mask.shape))
@@ -77,14 +85,17 @@ def composite(
     drift: Drift,
     what: Layers,
     limit: Plane | None = None,
-) -> tuple[Pixels, Bytes]:
-    """Return the result [H, W, 3] and its matte [H, W], in levels of 255, at the source's size.
+    own_numbers: OwnNumbers | None = None,
+) -> tuple[Pixels, Bytes, Pixels]:
+    """Return the result [H, W, 3], its matte [H, W] and the result in the source's own numbers.
 
+    The matte is in levels of 255; all are at the source's size.
     `still`: the placement of the reference. `placement`: that of the redraw, with its motion.
     `limit` [H, W]: nothing is blended where it is 0. Works in strips, so a large source takes
     little memory.
     """
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
+    in_own = result if own_numbers is None else own_numbers.pixels.copy()
     reach = ceil(_STRIP_REACH / still.y.scale)
     for own_rows, columns in _strips(what.matte, still, source.shape[:2]):
         # Resizing loses the border, so a strip is computed wider than it is kept.
@@ -111,14 +122,27 @@ def composite(
             gain = resized(what.light[:3], shape, _in(what.light, box))
             redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
         alpha = levels.astype(np.float32) / 255
-        blended = np.clip(np.round(own + alpha * (redraw - own)), 0, 255).astype(np.uint8)
         # Selected, not computed: everything outside is copied.
         is_edit = (levels > 0)[..., None]
         kept = slice(own_rows[0] - rows[0], own_rows[1] - rows[0])
-        place = slice(*own_rows), slice(*columns)
-        result[place] = np.where(is_edit[kept], blended.transpose(1, 2, 0)[kept], source[place])
-        matte[place] = levels[kept]
-    return result, matte
+        here = slice(*own_rows), slice(*columns)
+        blended = _bytes(own + alpha * (redraw - own))
+        result[here] = np.where(is_edit[kept], blended[kept], source[here])
+        if own_numbers is not None:
+            first = planes(own_numbers.pixels[place])
+            other = planes(own_numbers.of_srgb(_bytes(redraw)))
+            # The model saw no colours beyond sRGB: they belong only where nothing was edited.
+            beyond = first - planes(own_numbers.of_srgb(source[place]))
+            other += beyond * np.maximum(trust, resized(what.around, shape, _in(what.around, box)))
+            blended = _bytes(first + alpha * (other - first))
+            in_own[here] = np.where(is_edit[kept], blended[kept], own_numbers.pixels[here])
+        matte[here] = levels[kept]
+    return result, matte, in_own
+
+
+def _bytes(levels: Plane) -> Pixels:
+    """Return levels [3, Y, X] as a picture [Y, X, 3]."""
+    return np.clip(np.round(levels), 0, 255).astype(np.uint8).transpose(1, 2, 0)
 
 
 def _matte(reference: Plane, drawn: Plane, mask: Mask, edited: Mask) -> Plane:

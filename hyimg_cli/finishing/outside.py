@@ -8,7 +8,7 @@ import numpy as np
 from scipy import ndimage
 
 from hyimg_cli.finishing.colour import Drift, drift_of, unmoved
-from hyimg_cli.finishing.composite import Bytes, composite, layers
+from hyimg_cli.finishing.composite import Bytes, OwnNumbers, composite, layers
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.finishing.planes import (
     Mask,
@@ -107,10 +107,14 @@ class Edit:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished edit: `pixels` [H, W, 3] and `matte` [H, W], 0 where the source was copied."""
+    """A finished edit: `pixels` [H, W, 3] and `matte` [H, W], 0 where the source was copied.
+
+    `numbers`: the pixels in the source's own numbers; the same array if those are sRGB's.
+    """
 
     pixels: Pixels
     matte: Bytes
+    numbers: Pixels
 
 
 def edit_of(
@@ -170,24 +174,35 @@ def edit_of(
 
 
 def put_back(
-    source: Pixels, drawn: Pixels, reference: Pixels, edit: Edit, given: Bytes | None = None
+    source: Pixels,
+    drawn: Pixels,
+    reference: Pixels,
+    edit: Edit,
+    given: Bytes | None = None,
+    own: OwnNumbers | None = None,
 ) -> Result:
-    """Put the edit on its source. For `none`, return the source; for `global`, the whole redraw."""
+    """Put the edit on its source. For `none`, return the source; for `global`, the whole redraw.
+
+    All pixels are in sRGB; `own`: the source's numbers, if they are others.
+    """
     height, width = source.shape[:2]
     if edit.kind == "none":
-        return Result(source.copy(), np.zeros((height, width), np.uint8))
+        pixels = source.copy()
+        in_own = pixels if own is None else own.pixels.copy()
+        return Result(pixels, np.zeros((height, width), np.uint8), in_own)
     if edit.kind == "global":
         rows = range(0, height, 512)
         strips = [
             mapped_back(drawn, edit.placement, (top, min(height, top + 512)), (0, width))
             for top in rows
         ]
-        return Result(np.concatenate(strips), np.full((height, width), 255, np.uint8))
+        pixels = np.concatenate(strips)
+        in_own = pixels if own is None else own.of_srgb(pixels)
+        return Result(pixels, np.full((height, width), 255, np.uint8), in_own)
     what = layers(edit.reference, edit.drawn, edit.mask, edit.mask | edit.found, edit.light)
     limit = None if given is None else numbers(given > 127)
-    return Result(
-        *composite(source, drawn, reference, edit.still, edit.placement, edit.drift, what, limit)
-    )
+    place = edit.still, edit.placement, edit.drift
+    return Result(*composite(source, drawn, reference, *place, what, limit, own))
 
 
 def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:

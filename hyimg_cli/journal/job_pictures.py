@@ -72,6 +72,7 @@ def finish(
     `on_global` is `fail`, or if a pixel differs outside.
     """
     # Imported here: it imports scipy, which would add 0.3 s to the start of every run.
+    from hyimg_cli.finishing.composite import OwnNumbers
     from hyimg_cli.finishing.outside import edit_of, put_back
     from hyimg_cli.finishing.placement import Placement
     from hyimg_cli.finishing.verdict import Change
@@ -95,16 +96,20 @@ def finish(
         hint = "the redraw is saved; use on_global keep to accept it, or a region to limit it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
-    result, change = put_back(source.pixels, drawn, reference, found, given), Change()
+    space = source.tags.space
+    own = None if space is None else OwnNumbers(source.numbers, space.from_srgb)
+    result, change = put_back(source.pixels, drawn, reference, found, given, own), Change()
     if found.kind == "global":
         # Nothing was kept, so every pixel counts; in any other edit, the pixels outside are equal.
         change.add(source.pixels, result.pixels, result.matte > 0, result.matte.size)
     edit["change"] = {"mean_de": change.mean_de}
     edit["gates"] = list_breaches(edit, outside)
     matte, is_whole = result.matte, found.kind == "global"
-    pixels = result.pixels if is_whole else source.with_edit(result.pixels, matte)
+    pixels = result.numbers
+    if not is_whole:
+        pixels = source.with_edit(result.pixels, result.numbers, matte)
     if pixels.ndim == 2 and job.encoding.format == "webp":
-        pixels = result.pixels  # WebP has no grey mode
+        pixels = result.numbers  # WebP has no grey mode
     text = None
     if config.metadata:
         # The metadata of the redraw, rewritten, if any part of the result was drawn.

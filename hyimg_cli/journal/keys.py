@@ -14,6 +14,7 @@ from hyimg_cli.journal.past_run import object_in, read_run_info, readable_jobs
 from hyimg_cli.journal.provenance import portable, versions
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json
+from hyimg_cli.media.images import Digests, digests_of
 from hyimg_cli.media.metadata import Provenance
 from hyimg_cli.media.source_files import MAX_SOURCE_BYTES
 from hyimg_cli.models import lora_files, registry
@@ -39,7 +40,7 @@ _FINISHING_FORMAT = 4
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
-    """Return the job's key, from the bytes of its source images and of its checkpoint.
+    """Return the job's key, from its source images as they are read, and from its checkpoint.
 
     The key includes settings that `settings.table` declares to change pixels, even if only by
     rounding, which may change a text. It does not include the device, the batch size, or whether
@@ -56,7 +57,7 @@ def job_key(
 ) -> str:
     """Return the hex sha256 of all that changes pixels: not id, paths, batch or metadata.
 
-    `source_digests`: sha256 of each source image's bytes, in order. `pixel_settings`: settings of
+    `source_digests`: of each source image as it is read, in order. `pixel_settings`: settings of
     the run that change pixels, such as the dtype.
     """
     fields = shaping_fields(job_to_json(job))
@@ -96,7 +97,7 @@ def finishing_key(job: Job, output: OutputConfig) -> str:
 def mask_print(job: Job) -> dict[str, str]:
     """Return the digest of the mask of a job's region as `region`; empty without a mask."""
     outside = job.outside if isinstance(job, ImageJob) else None
-    return {"region": source_digest(outside.mask)} if outside and outside.mask else {}
+    return {"region": file_digest(outside.mask)} if outside and outside.mask else {}
 
 
 def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
@@ -110,7 +111,7 @@ def pixel_settings(job: Job, config: RunConfig) -> dict[str, str]:
         beside |= {"kept_source": "fitted"} if is_fitted else {}
     if not isinstance(job, ImageJob):
         if job.camera:
-            beside["camera"] = ",".join(map(source_digest, job.camera_files)) or job.camera
+            beside["camera"] = ",".join(map(file_digest, job.camera_files)) or job.camera
         decided["vae_use_tiling"] = None if choice.tiles_videos else False
         words = in_key(config, "videos", decided) | beside
         if CLIPS in words and registry.video_card(job.model, choice.revision).chunks is None:
@@ -232,8 +233,21 @@ def _has_gpu_files(devices: Path, changed_ns: int) -> bool:
     return any(devices.glob("nvidia[0-9]*"))
 
 
+def source_digests(path: str) -> Digests:
+    """Return the digests of a source image; an unreadable file fails its job later."""
+    try:
+        return digests_of(Path(path))
+    except OSError:
+        return Digests(UNREADABLE, UNREADABLE)
+
+
 def source_digest(path: str) -> str:
-    """Return the digest of a picture's bytes; an unreadable file fails its job later."""
+    """Return the digest of a source image as it is read."""
+    return source_digests(path).picture
+
+
+def file_digest(path: str) -> str:
+    """Return the digest of a file's bytes; an unreadable file fails its job later."""
     try:
         return digest.of_file(Path(path), MAX_SOURCE_BYTES)
     except OSError:
@@ -278,7 +292,7 @@ def count_differences(folder: Path, jobs: Iterable[Job], config: RunConfig) -> C
     ]
     counts = Counter[str]()
     for job in jobs:
-        if any(source_digest(one) == UNREADABLE and not os.path.exists(one) for one in job.images):
+        if any(file_digest(one) == UNREADABLE and not os.path.exists(one) for one in job.images):
             counts[NOT_FOUND] += 1
             continue
         old, new = shaping_fields(lines.get(job.custom_id, {})), shaping_fields(job_to_json(job))

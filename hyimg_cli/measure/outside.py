@@ -18,7 +18,7 @@ from hyimg_cli.finishing.verdict import Change
 from hyimg_cli.journal.job_pictures import list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
-from hyimg_cli.media.carried import check_region, own_picture, region_of
+from hyimg_cli.media.carried import check_region, own_picture, own_upright, region_of
 from hyimg_cli.media.images import Picture, Pixels, on_white
 from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.spec import digest
@@ -46,11 +46,14 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
 
     `outside_by`: the `matte` that the run of this result recorded, a `region` given in place of
     the edit, or the edit that was `found` decides what is outside. Pixels are compared as stored,
-    with alpha, if the sizes are equal and both files have 8 bits a channel. Raises
-    SourceImageError for a file that is not a picture, a region that does not fit the source, or a
-    matte that was changed.
+    with alpha, if the sizes are equal and both files have 8 bits a channel; in sRGB, which
+    `compared_in` says, if their numbers mean different colours. Raises SourceImageError for a file
+    that is not a picture, a region that does not fit the source, or a matte that was changed.
     """
-    (own, is_exact), (other, is_other_exact) = own_picture(source), own_picture(result)
+    (before, is_exact), (after, is_other_exact) = own_upright(source), own_upright(result)
+    own, other = before.in_srgb(), after.in_srgb()
+    are_alike = before.colours.are(after.colours)
+    compared = (before.own, after.own) if are_alike else (own, other)
     size, can_count = Size(own.height, own.width), is_exact and is_other_exact
     can_count &= own.size == other.size
     if Path(outside.mask).name == f"{result.stem}.mask.png":
@@ -70,18 +73,19 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
             record["spill"] = round(spilled / max(1, int(edited.sum())), 4)
     else:
         drawn, place = _as_redraw(other, size)
-        before = on_white(shown(own, place))
-        found = edit_of(drawn, before, place, given=given, mode=outside.region_mode)
+        reference = on_white(shown(own, place))
+        found = edit_of(drawn, reference, place, given=given, mode=outside.region_mode)
         record = found.to_json() | {"unseen": round(max(0.0, place.unseen), 4)}
         edited, rows_of, columns = found.mask, _drawn_at(place.y), _drawn_at(place.x)
         if can_count and found.kind == "local":
-            edited = _with_blend(own, other, edited, place)
+            edited = _with_blend(compared, edited, place)
     is_whole = record["kind"] == "global"
     change, differing = Change(), 0
     if not can_count:
         counts = ~edited | is_whole
-        change.add(before, drawn, counts, int(counts.sum()))
-    for rows, a, b, differs in _strips(own, other) if can_count else ():
+        change.add(reference, drawn, counts, int(counts.sum()))
+    for rows, differs in _strips(*compared) if can_count else ():
+        a, b = (_rgba(one, rows) for one in (own, other))
         counts = ~edited[rows_of[rows, None], columns] | is_whole
         if given is not None:
             counts = given[rows] <= 127 if stands else counts | (given[rows] <= 127)
@@ -94,6 +98,8 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     record["gates"] = list_breaches(record, outside)
     if not can_count:
         return record | {"outside_equal": None, "outside_differing_pixels": None}
+    if not are_alike:
+        record["compared_in"] = "sRGB"
     return record | {
         "outside_equal": None if is_whole else change.differing == 0,
         "outside_differing_pixels": None if is_whole else change.differing,
@@ -116,6 +122,8 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             of = f"{record['outside_differing_pixels']:,} of {record['outside_pixels']:,}"
             rows.append(("pixels that differ outside", of))
         rows.append(("pixels that differ", f"{record['differing_pixels']:,}"))
+        if space := record.get("compared_in"):
+            rows.append(("compared in", f"{space}: the two files name different colours"))
     rows.append(("change outside (CIE76)", f"mean {record['change']['mean_de']:g}"))
     if moved := record.get("moved"):
         unsure = "" if moved["sure"] else "; not sure, the picture has too little detail"
@@ -178,15 +186,15 @@ def _as_redraw(image: Picture, size: Size) -> tuple[Pixels, Placement]:
     return on_white(pixels), fit((size.height, size.width), (y, x))
 
 
-def _with_blend(own: Picture, other: Picture, mask: Mask, place: Placement) -> Mask:
+def _with_blend(pictures: tuple[Picture, Picture], mask: Mask, place: Placement) -> Mask:
     """Return the edit [Y, X] with the differing pixels near it that are connected to it."""
     differs, y, x = mask.copy(), _drawn_at(place.y), _drawn_at(place.x)
-    for rows, _, _, other_here in _strips(own, other):
-        at = np.nonzero(other_here)
+    for rows, differs_here in _strips(*pictures):
+        at = np.nonzero(differs_here)
         differs[y[rows][at[0]], x[at[1]]] = True
     gap = max(1, round(_GAP * place.y.scale))
     labels, _ = ndimage.label(ndimage.maximum_filter(differs, 2 * gap + 1), np.ones((3, 3)))
-    near = distance_to(mask) <= _BLEND * scale_of((own.height, own.width)) * place.y.scale
+    near = distance_to(mask) <= _BLEND * scale_of((place.y.length, place.x.length)) * place.y.scale
     return np.asarray(np.isin(labels, np.unique(labels[mask])) & near)
 
 
@@ -196,12 +204,17 @@ def _drawn_at(axis: AxisMap) -> np.ndarray:
     return np.asarray(np.clip(at.astype(int), 0, axis.drawn - 1))
 
 
-def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Pixels, Pixels, Mask]]:
-    """Yield rows of two pictures of one size, as RGBA [Y, X, 4], and where they differ."""
+def _strips(a: Picture, b: Picture) -> Iterator[tuple[slice, Mask]]:
+    """Yield rows of two pictures of one size, and where they differ [Y, X]."""
     step = max(1, _STRIP // a.width)
     for top in range(0, a.height, step):
         rows = slice(top, min(top + step, a.height))
-        box = (0, rows.start, a.width, rows.stop)
-        left, right = (np.asarray(one.crop(box).convert("RGBA")) for one in (a, b))
         # Four bytes at once: a reduction over such a short axis is slow.
-        yield rows, left, right, (left.view(np.uint32) != right.view(np.uint32))[..., 0]
+        left, right = (_rgba(one, rows).view(np.uint32) for one in (a, b))
+        yield rows, (left != right)[..., 0]
+
+
+def _rgba(picture: Picture, rows: slice) -> Pixels:
+    """Return rows of a picture as RGBA [Y, X, 4]."""
+    box = (0, rows.start, picture.width, rows.stop)
+    return np.asarray(picture.crop(box).convert("RGBA"))

@@ -1,7 +1,7 @@
-"""A source picture with everything that its result keeps: exact pixels, profile and EXIF.
+"""A source picture with everything that its result keeps: exact pixels and tags.
 
 Colours under transparent pixels are kept too. Pictures that do not fit into 8 bits per channel are
-refused: 16-bit, CMYK, float, and several frames.
+refused: 16-bit, CMYK, float, and several frames; so are colours to which no edit can be converted.
 """
 
 import io
@@ -10,27 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile
+from PIL import Image, ImageFile
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats, masks
+from hyimg_cli.media.colour_tags import colours_of
 from hyimg_cli.media.deep import bits_of
-from hyimg_cli.media.images import Picture, Pixels, on_white, read_upright, size_of
+from hyimg_cli.media.images import Picture, Pixels, Upright, on_white, read_upright, size_of
 from hyimg_cli.media.metadata import PictureText
+from hyimg_cli.media.pages import pages_of
 from hyimg_cli.media.source_files import bytes_of_source, open_picture
+from hyimg_cli.media.tags import Tags, tags_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
 from hyimg_cli.spec.options import KeepOutside
 
 # Modes with 8 bits per channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
-_ORIENTATION, _EXIF, _GPS = ExifTags.Base.Orientation, ExifTags.IFD.Exif, ExifTags.IFD.GPSInfo
-# Tags about the old pixels, or unreadable in a new file: sizes, offsets, maker's notes.
-_OLD = {
-    _ORIENTATION, _EXIF, _GPS, ExifTags.IFD.Interop, ExifTags.IFD.IFD1, ExifTags.Base.MakerNote,
-    *range(0x0100, 0x0104), 0x0106, 0x0111, 0x0115, 0x0116, 0x0117, 0x011C, 0x013D, 0x0142, 0x0143,
-    0x0144, 0x0145, 0x014A, 0x0152, 0x0153, 0x0201, 0x0202, 0x02BC, 0x8649, 0x8773, 0xC4A5,
-}  # fmt: skip
 # Deviation from white in a redraw that is only noise.
 _CLEAR = 6
 
@@ -39,27 +35,36 @@ _CLEAR = 6
 class Carried:
     """A source picture, upright.
 
-    `own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers. `pixels`: the same on white, for
-    a model. `exif`: without orientation, preview and (by default) place.
+    `own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers, of the colours that `tags` name.
+    `pixels`: the same in sRGB on white, for a model. `digest`: sha256 of the file.
     """
 
     pixels: Pixels
     own: Pixels
     digest: str
-    icc: bytes | None
-    exif: bytes
+    tags: Tags
 
-    def with_edit(self, result: Pixels, matte: Pixels) -> Pixels:
-        """Return the result in the source's channels; outside the matte, the file's own numbers."""
+    @property
+    def numbers(self) -> Pixels:
+        """Return the file's numbers as colours [H, W, 3], without alpha."""
+        own = self.own if self.own.ndim == 3 else np.repeat(self.own[..., None], 3, axis=2)
+        return own[..., :3]
+
+    def with_edit(self, result: Pixels, numbers: Pixels, matte: Pixels) -> Pixels:
+        """Return the result in the source's channels; outside the matte, the file's own numbers.
+
+        `result` [H, W, 3]: in sRGB on white. `numbers`: the same in the source's colours.
+        """
         if self.own.ndim == 2:
             is_grey = bool((result[..., :1] == result).all())
-            return result[..., 0] if is_grey else result
+            return numbers[..., 1] if is_grey else numbers
         if self.own.shape[2] == 3:
-            return result
-        edited = self.own.copy()
+            return numbers
+        edited, space = self.own.copy(), self.tags.space
         # One row at a time, to keep temporary arrays small.
-        for row, drawn_row, is_edit in zip(edited, result, matte > 0, strict=True):
-            np.copyto(row[:, :3], drawn_row, where=is_edit[:, None])
+        rows = zip(edited, numbers, result, matte > 0, strict=True)
+        for row, own_row, drawn_row, is_edit in rows:
+            np.copyto(row[:, :3], own_row, where=is_edit[:, None])
             # In transparent parts, colour is un-mixed from the white that it was drawn on: with the
             # smallest alpha that can give this on white, or the source's if that is larger.
             at = is_edit & (row[:, 3] < 255)
@@ -67,17 +72,17 @@ class Carried:
             ink = 255 - drawn.min(axis=1)
             alpha = np.maximum(row[at, 3], np.where(ink > _CLEAR, ink, 0))[:, None]
             part = np.maximum(alpha, 1).astype(np.float32) / 255
-            colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255)
-            row[at] = np.hstack([colour.astype(np.uint8), alpha])
+            colour = np.clip(np.round((drawn - 255 * (1 - part)) / part), 0, 255).astype(np.uint8)
+            if space is not None and at.any():
+                (colour,) = space.from_srgb(colour[None])
+            row[at] = np.hstack([colour, alpha])
         # As for a source: an alpha channel that is opaque everywhere is dropped, as WebP does.
         return edited[..., :3] if edited[..., 3].min() == 255 else edited
 
     def encode(self, pixels: Pixels, encoding: Encoding, text: PictureText | None) -> bytes:
-        """Return a result's lossless file with metadata `text`; without it, only the profile."""
-        # A grey profile does not fit colours.
-        icc = self.icc if pixels.ndim == self.own.ndim or self.own.ndim != 2 else None
-        exif = b"" if text is None else self.exif
-        return formats.encode(pixels, encoding, text, icc=icc, exif=exif, compress_level=3)
+        """Return a result's lossless file with metadata `text`; without it, only the colours'."""
+        tags = self.tags if text is not None else self.tags.of_colours()
+        return formats.encode(pixels, encoding, text, tags=tags, compress_level=3)
 
     def count_differing(self, data: bytes, matte: Pixels) -> int:
         """Count the pixels outside the matte that differ in a result's decoded file."""
@@ -95,11 +100,12 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
     """
     data = bytes_of_source(path)
     with open_picture(path, data) as image:
-        if fault := _depth_fault(path, image):
+        if fault := _unfit(path, image):
             raise fault
-        own = np.asarray(read_upright(path, image)[0])
-        icc, exif = image.info.get("icc_profile"), _carry_exif(image, keep_gps=keep_gps)
-    return Carried(on_white(own), own, digest.of_bytes(data), icc, exif)
+        tags = tags_of(image, keep_gps=keep_gps)
+        found = read_upright(path, image)
+        own, shown = (np.asarray(one) for one in (found.own, found.in_srgb()))
+    return Carried(on_white(shown), own, digest.of_bytes(data), tags)
 
 
 def own_picture(path: Path) -> tuple[Picture, bool]:
@@ -107,15 +113,21 @@ def own_picture(path: Path) -> tuple[Picture, bool]:
 
     Raises SourceImageError.
     """
+    upright, is_exact = own_upright(path)
+    return upright.own, is_exact
+
+
+def own_upright(path: Path) -> tuple[Upright, bool]:
+    """Return the same as `own_picture`, with what the numbers mean."""
     with open_picture(path) as image:
-        is_exact = _depth_fault(path, image) is None
-        return read_upright(path, image)[0], is_exact
+        is_exact = not _beyond_8_bits(image)
+        return read_upright(path, image), is_exact
 
 
 def depth_fault(path: Path) -> SourceImageError | None:
     """Return why no result could equal a picture, by its header; None if one could."""
     with suppress(SourceImageError), open_picture(path) as image:
-        return _depth_fault(path, image)
+        return _unfit(path, image)
     return None
 
 
@@ -150,34 +162,26 @@ def check_region(outside: KeepOutside, size: Size) -> None:
         raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
 
 
-def _depth_fault(path: Path, image: ImageFile.ImageFile) -> SourceImageError | None:
-    """Return the error if 8-bit RGB would lose the picture's numbers, else None."""
-    frames, bits = getattr(image, "n_frames", 1), bits_of(image)
-    if frames > 1:
-        why = f"the source has {frames} frames"
-    elif bits > 8:
-        why = f"the source has {bits} bits per channel"
-    elif image.mode in _EXACT:
-        return None
+def _unfit(path: Path, image: ImageFile.ImageFile) -> SourceImageError | None:
+    """Return the error if no result could have an opened picture's numbers, else None."""
+    space, hint = colours_of(image).space, "convert it to 8-bit RGB, or remove keep_outside"
+    if has := _beyond_8_bits(image):
+        what = f"the source has {has}, so a result in 8-bit RGB cannot be equal to it"
+    elif space is not None and not space.can_return:
+        what = f"the source is in {space.name}, to which an edit cannot be converted"
+        hint = "convert it to sRGB, or remove keep_outside"
     else:
-        why = f"the source has {'floating-point' if image.mode == 'F' else image.mode} pixels"
-    what = f"{why}, so a result in 8-bit RGB cannot be equal to it"
-    hint = "convert it to 8-bit RGB, or remove keep_outside"
+        return None
     return SourceImageError(what, where=path, hint=hint, code="source.source-depth")
 
 
-def _carry_exif(image: Image.Image, *, keep_gps: bool) -> bytes:
-    """Return the EXIF of upright pixels, without tags that cannot be read."""
-    kept = Image.Exif()
-    with suppress(Exception):
-        # NOTE: `getexif` returns the image's own object: deleting the orientation there would lose
-        # it.
-        own = image.getexif()
-        kept.update({tag: value for tag, value in own.items() if tag not in _OLD})
-        inner = {_EXIF: own.get_ifd(_EXIF), _GPS: own.get_ifd(_GPS) if keep_gps else {}}
-        inner[_EXIF] = {tag: value for tag, value in inner[_EXIF].items() if tag not in _OLD}
-        for part, fields in inner.items():
-            if fields:  # an empty part would be written too
-                kept.get_ifd(part).update(fields)
-        return kept.tobytes() if kept or any(inner.values()) else b""
-    return b""
+def _beyond_8_bits(image: ImageFile.ImageFile) -> str:
+    """Return what an opened picture has that 8-bit RGB has not; empty if it has nothing more."""
+    count, bits = pages_of(image).count, bits_of(image)
+    if count > 1:
+        return f"{count} frames"
+    if bits > 8:
+        return f"{bits} bits per channel"
+    if image.mode not in _EXACT:
+        return "floating-point pixels" if image.mode == "F" else f"{image.mode} pixels"
+    return ""

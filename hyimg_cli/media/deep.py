@@ -71,21 +71,30 @@ def mend(image: ImageFile.ImageFile) -> str:
     return ""
 
 
-def grey_of(numbers: Numbers, image: ImageFile.ImageFile) -> tuple[Image.Image, str]:
+def grey_of(
+    numbers: Numbers, image: ImageFile.ImageFile, greys: NDArray[np.uint8] | None = None
+) -> tuple[Image.Image, str]:
     """Return 8-bit grey from one wide number per pixel [H, W], and a note on fractions.
 
-    `image`: the file that they are of. With alpha, if it names a transparent grey. Raises
-    UnclearPixelsError.
+    `image`: the file that they are of. With alpha, if it names a transparent grey. `greys`: the
+    level of each 65535th of white, if levels are not in proportion. Raises UnclearPixelsError.
     """
     is_float, is_tiff, note = image.mode == "F", image.format == "TIFF", ""
     bits = bits_of(image) if is_tiff else 16
     white = _float_white(numbers) if is_float else float(2**bits - 1)
     # Pillow has only signed numbers of 32 bits.
-    levels, clipped = _levels(numbers.view(np.uint32) if bits == 32 else numbers, white)
+    # Pillow has only signed numbers of 32 bits.
+    numbers = numbers.view(np.uint32) if bits == 32 else numbers
+    is_negative = is_tiff and (
+        _tags(image).get(ExifTags.Base.PhotometricInterpretation, 0) == _WHITE_IS_ZERO
+    )
+    if is_negative and greys is not None:
+        greys = 255 - greys[::-1]
+    levels, clipped = _levels(numbers, white, greys)
     if is_float:
         beyond = f"; {clipped:,} of {levels.size:,} clipped" if clipped else ""
         note = f"floating-point pixels (0 to {white:.0f}{beyond}) reduced to 8 bits"
-    if is_tiff and _tags(image).get(ExifTags.Base.PhotometricInterpretation, 0) == _WHITE_IS_ZERO:
+    if is_negative:
         levels = 255 - levels
     grey = Image.fromarray(levels)
     key = image.info.get("transparency")
@@ -112,14 +121,21 @@ def with_exact_key(image: Image.Image, file: IO[bytes]) -> Image.Image:
     return layer
 
 
-def _levels(numbers: Numbers, white: float) -> tuple[NDArray[np.uint8], int]:
-    """Return numbers [H, W] as levels of 255, and how many are beyond them or not a number."""
+def _levels(
+    numbers: Numbers, white: float, greys: NDArray[np.uint8] | None
+) -> tuple[NDArray[np.uint8], int]:
+    """Return numbers [H, W] as levels of 255, and how many are beyond them or not a number.
+
+    `greys`: see `grey_of`.
+    """
+    most = 255 if greys is None else len(greys) - 1
     levels, clipped = np.empty(numbers.shape, np.uint8), 0
     # Row by row: as float64 a large picture takes eight bytes a pixel, several times.
     for row, values in zip(levels, numbers, strict=True):
-        exact = np.round(values.astype(np.float64) * (255 / white))
-        clipped += exact.size - np.count_nonzero((exact >= 0) & (exact <= 255))
-        row[:] = np.clip(np.nan_to_num(exact), 0, 255)
+        exact = np.round(values.astype(np.float64) * (most / white))
+        clipped += exact.size - np.count_nonzero((exact >= 0) & (exact <= most))
+        within = np.clip(np.nan_to_num(exact), 0, most)
+        row[:] = within if greys is None else greys[within.astype(np.uint16)]
     return levels, clipped
 
 

@@ -18,6 +18,7 @@ from PIL import ExifTags, Image, ImageFile, PngImagePlugin
 
 from hyimg_cli.media import xmp
 from hyimg_cli.media.metadata import KEYWORD, PARAMETERS, PictureText
+from hyimg_cli.media.tags import Tags
 from hyimg_cli.spec.job import Encoding
 
 PNG = Encoding()
@@ -28,6 +29,7 @@ _UNICODE, _COMMENT_CODING = b"UNICODE\0", "utf-16-be"
 # EXIF in a JPEG is one segment of 65,533 bytes, and a character takes up to four.
 _MOST_CHARACTERS = 16_000
 _CUT = "… (cut: the record has all of it)"
+_INCH = 2
 _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
 
 
@@ -36,21 +38,23 @@ def encode(
     encoding: Encoding = PNG,
     text: PictureText | None = None,
     *,
-    icc: bytes | None = None,
-    exif: bytes = b"",
+    tags: Tags | None = None,
     compress_level: int = -1,
 ) -> bytes:
-    """Return the picture's file with the metadata `text`, and with `icc` and `exif`.
+    """Return the picture's file with the metadata `text`, and with the `tags` of its numbers.
 
     A PNG has pixels of any channels; a lossless WebP has RGB or RGBA, including colours under
     transparent pixels. `compress_level` of a PNG: 3 takes half of the time, for a file that is a
     few hundredths larger.
     """
     assert pixels.dtype == np.uint8, "pixels are bytes"
-    text, how = text or PictureText(), dict[str, Any](icc_profile=icc, exif=exif)
+    text, tags = text or PictureText(), tags or Tags()
+    profile = tags.profile(encoding.format, is_grey=pixels.ndim == 2)
+    how = dict[str, Any](icc_profile=profile)
     match encoding.format:
         case "png":
-            how |= {"pnginfo": _png_chunks(text), "compress_level": compress_level}
+            how |= {"pnginfo": _png_chunks(text, tags), "compress_level": compress_level}
+            how |= {"exif": tags.exif} | ({"dpi": tags.dpi} if tags.dpi else {})
         case "jpeg":
             assert encoding.quality is not None, "a JPEG always loses something"
             colour = "4:4:4" if encoding.quality >= _FULL_COLOUR else "4:2:0"
@@ -59,7 +63,7 @@ def encode(
         case "webp":
             is_lossy = encoding.quality is not None
             how |= {"quality": encoding.quality} if is_lossy else {"lossless": True, "exact": True}
-            how["exif"] = _exif(text.parameters, exif)
+            how["exif"] = _exif(text.parameters, tags)
             how["xmp"] = xmp.packet(text.source_type, text.record)
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, encoding.format, **how)
@@ -83,8 +87,10 @@ def text_in(image: ImageFile.ImageFile) -> PictureText:
     return PictureText(parameters, record, xmp.source_type_in(packet))
 
 
-def _png_chunks(text: PictureText) -> PngImagePlugin.PngInfo:
+def _png_chunks(text: PictureText, tags: Tags) -> PngImagePlugin.PngInfo:
     chunks = PngImagePlugin.PngInfo()
+    for name, data in tags.chunks.items():
+        chunks.add(name, data)
     if text.record:
         chunks.add_text(PARAMETERS, text.parameters)
         chunks.add_text(KEYWORD, text.record)
@@ -102,17 +108,20 @@ def _in_jpeg(text: PictureText) -> dict[str, bytes]:
     prompt, _, settings = text.parameters.rpartition("\n")
     is_long = len(prompt) > _MOST_CHARACTERS
     short = f"{prompt[:_MOST_CHARACTERS]}{_CUT}\n{settings}" if is_long else text.parameters
-    return {"exif": _exif(short), "xmp": packet, "extra": comments}
+    return {"exif": _exif(short, Tags()), "xmp": packet, "extra": comments}
 
 
-def _exif(comment: str, carried: bytes = b"") -> bytes:
-    if not comment:
-        return carried
+def _exif(comment: str, tags: Tags) -> bytes:
+    """Return EXIF with a comment, and with the resolution, which WebP keeps nowhere else."""
     exif = Image.Exif()
-    exif.load(carried)
-    coded = _UNICODE + comment.encode(_COMMENT_CODING)
-    exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = coded
-    return exif.tobytes()
+    exif.load(tags.exif)
+    if comment:
+        coded = _UNICODE + comment.encode(_COMMENT_CODING)
+        exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.UserComment] = coded
+    if tags.dpi and ExifTags.Base.XResolution not in exif:
+        exif[ExifTags.Base.XResolution], exif[ExifTags.Base.YResolution] = tags.dpi
+        exif[ExifTags.Base.ResolutionUnit] = _INCH
+    return exif.tobytes() if comment or tags.exif or tags.dpi else b""
 
 
 def _comment(image: ImageFile.ImageFile) -> str:

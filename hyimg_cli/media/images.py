@@ -4,17 +4,29 @@ Pixels are uint8 arrays [H, W, 3], RGB.
 """
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
+from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import deep, formats
+from hyimg_cli.media.colour import ColourSpace
+from hyimg_cli.media.colour_tags import Colours, colours_of
 from hyimg_cli.media.metadata import PictureText
-from hyimg_cli.media.source_files import SKIPPED, bytes_of_source, decoder_faults, open_picture
+from hyimg_cli.media.pages import pages_of
+from hyimg_cli.media.source_files import (
+    MAX_SOURCE_BYTES,
+    SKIPPED,
+    bytes_of_source,
+    decoder_faults,
+    open_picture,
+)
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
@@ -31,16 +43,48 @@ _ON_WHITE = "transparency composited on white"
 
 @dataclass(frozen=True)
 class SourceImage:
-    """A source picture. `digest`: sha256 of the file; `notes`: what reading changed."""
+    """A source picture in sRGB. `notes`: what reading changed.
+
+    `sha256`: of the file. `digest`: of the picture as it is read; see `Digests`.
+    """
 
     pixels: Pixels
     digest: str
     notes: tuple[str, ...]
+    sha256: str = ""
     is_stretched: bool = False
+
+    @property
+    def digests(self) -> "Digests":
+        """Return the digests of the file, for a picture that is not `stretched`."""
+        return Digests(self.sha256, self.digest)
 
     def stretched(self) -> "SourceImage":
         """Return the same picture, to be resized without cutting; to caches it is another image."""
         return replace(self, digest=stretched_digest(self.digest), is_stretched=True)
+
+
+@dataclass(frozen=True)
+class Digests:
+    """Digests of a source file: `sha256` of its bytes, and `picture` of what is read from it.
+
+    They are equal for a picture in sRGB. If its colours are converted, `picture` changes with the
+    conversion, so earlier results and cached encodings of unconverted numbers do not count.
+    """
+
+    sha256: str
+    picture: str
+
+
+def digests_of(path: Path) -> Digests:
+    """Return the digests of a source picture, from its bytes and its header.
+
+    Raises OSError if the file cannot be read. An unreadable picture counts as one in sRGB.
+    """
+    sha256 = digest.of_file(path, MAX_SOURCE_BYTES)
+    with suppress(SourceImageError), open_picture(path) as image:
+        return Digests(sha256, colours_of(image).as_read(sha256))
+    return Digests(sha256, sha256)
 
 
 def stretched_digest(image_digest: str) -> str:
@@ -59,7 +103,7 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
         if decode:
             # All of a JPEG's data are read, but only an eighth of its pixels are decoded.
             image.draft(image.mode, (1, 1))
-            _, notes = read_upright(path, image)
+            notes = read_upright(path, image).notes
         # A TIFF's size already accounts for its orientation.
         is_on_side = image.format != "TIFF" and _orientation(image) in _SIDEWAYS
         return Size(*(size if is_on_side else size[::-1])), notes
@@ -89,13 +133,15 @@ def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
     """
     data = bytes_of_source(path)
     with open_picture(path, data) as image:
-        own, notes = read_upright(path, image)
-    pixels = np.array(own)
-    if keeps_alpha and own.mode == "RGBA":
+        found = read_upright(path, image)
+        shown, notes = found.in_srgb(), found.notes
+    pixels = np.array(shown)
+    if keeps_alpha and shown.mode == "RGBA":
         notes = tuple(note for note in notes if note != _ON_WHITE)
     else:
         pixels = on_white(pixels)
-    return SourceImage(pixels, digest.of_bytes(data), notes)
+    sha256 = digest.of_bytes(data)
+    return SourceImage(pixels, found.colours.as_read(sha256), notes, sha256)
 
 
 def read_small(path: Path, side: int) -> Image.Image:
@@ -105,7 +151,7 @@ def read_small(path: Path, side: int) -> Image.Image:
     """
     with open_picture(path) as image:
         image.draft("RGB", (2 * side, 2 * side))
-        rgb = Image.fromarray(on_white(np.asarray(read_upright(path, image)[0])))
+        rgb = Image.fromarray(on_white(np.asarray(read_upright(path, image).in_srgb())))
         rgb.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         return rgb
 
@@ -160,14 +206,33 @@ def pixel_digest(pixels: Pixels | Picture) -> str:
     return digest.of_bytes(pixels.tobytes())
 
 
-def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple[str, ...]]:
-    """Return the first frame, upright, in 8-bit grey, RGB or RGBA, and notes on changes.
+@dataclass(frozen=True)
+class Upright:
+    """The first frame of a picture, upright. `own`: its numbers as 8-bit grey, RGB or RGBA.
 
-    The notes include what RGB on white changes. Raises SourceImageError.
+    `notes`: what RGB of sRGB on white changes. `convert`: converts the colours from more than
+    `own` holds: from four inks, or from 16 bits.
     """
+
+    own: Picture
+    colours: Colours
+    notes: tuple[str, ...]
+    convert: Callable[[ColourSpace], Picture] | None = None
+
+    def in_srgb(self) -> Picture:
+        """Return the picture in sRGB; `own` itself if that is sRGB."""
+        space = self.colours.space
+        if space is None:
+            return self.own
+        return space.to_srgb(self.own) if self.convert is None else self.convert(space)
+
+
+def read_upright(path: Path, image: ImageFile.ImageFile) -> Upright:
+    """Return the first frame of an opened picture. Raises SourceImageError."""
     with decoder_faults(path, image.fp):
         # What will be changed, as far as it is known before decoding.
-        count, bits, file = getattr(image, "n_frames", 1), deep.bits_of(image), image.fp
+        pages, bits, colours = pages_of(image), deep.bits_of(image), colours_of(image)
+        file = image.fp
         if image.format == "PNG":
             # NOTE: its EXIF may follow its pixels. When asked for it, Pillow decodes; if that
             # fails, it accepts the damaged picture the next time.
@@ -179,27 +244,42 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> tuple[Picture, tuple
             assert file is not None, "it was opened just now"
             upright = deep.with_exact_key(image, file)
         upright = ImageOps.exif_transpose(upright) if is_turned else upright
-        of_floats = ""
+        of_floats, convert = "", None
         if image.mode[0] in "IF":
-            upright, of_floats = deep.grey_of(np.asarray(upright), image)
+            numbers = np.asarray(upright)
+            upright, of_floats = deep.grey_of(numbers, image)
+            if colours.space is not None and colours.space.grey:
+                convert = partial(_deep_in_srgb, numbers, image)
         own = _own_channels(upright)
         is_unseen = own.mode == "RGBA" and own.getchannel("A").getextrema() == (0, 0)
         # Programs leave a BMP's alpha at 0; Windows and browsers show such a file opaque.
         is_opaque = is_unseen and image.format in ("BMP", "DIB")
         own = own.convert("RGB") if is_opaque else own
-    mode = image.mode
+    mode, is_plain = image.mode, image.mode in _PLAIN_MODES
+    if mode == "CMYK" and colours.space is not None:
+        convert, is_plain = partial(_cmyk_in_srgb, upright), True
     notes = {
-        f"first of {count} frames": count > 1,
+        pages.note: bool(pages.note),
         "EXIF orientation applied": is_turned,
         f"{bits}-bit reduced to 8": bits > 8,
         of_floats: mode == "F",
         f"damaged or very large metadata skipped: {image.info.get(SKIPPED)}": SKIPPED in image.info,
-        f"{_MODE_NAMES.get(mode, mode)} converted to RGB": mode not in _PLAIN_MODES,
+        f"{_MODE_NAMES.get(mode, mode)} converted to RGB": not is_plain,
         "its alpha is 0 everywhere, so it is read as opaque": is_opaque,
         "the picture is transparent everywhere": is_unseen and not is_opaque,
+        **dict.fromkeys(colours.notes, True),
         _ON_WHITE: own.mode == "RGBA",
     }
-    return own, tuple(note for note, applies in notes.items() if applies)
+    said = tuple(note for note, applies in notes.items() if applies)
+    return Upright(own, colours, said, convert)
+
+
+def _cmyk_in_srgb(upright: Picture, space: ColourSpace) -> Picture:
+    return space.to_srgb(upright)
+
+
+def _deep_in_srgb(numbers: deep.Numbers, image: ImageFile.ImageFile, space: ColourSpace) -> Picture:
+    return _own_channels(deep.grey_of(numbers, image, space.deep_greys())[0])
 
 
 def _orientation(image: Image.Image) -> int:

@@ -59,7 +59,7 @@ class ImageCheckpoint(Protocol):
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
         """Return what is encoded before the job draws, with its kind in the disk cache.
 
-        `digests`: of its pictures' files.
+        `digests`: of its pictures as they are read.
         """
         is_fitted = job.infer_align_image_size
         return [(SOURCE_IMAGES, stretched_digest(one) if is_fitted else one) for one in digests]

@@ -127,7 +127,7 @@ class LatentModel(ABC):
     def conditions(self, job: Any, digests: Sequence[str]) -> Mapping[Any, str]:
         """Return what is encoded for a job, with the kind of each item's encoder.
 
-        `digests`: of its pictures' files.
+        `digests`: of its pictures as they are read.
         """
 
     @abstractmethod

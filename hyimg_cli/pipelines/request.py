@@ -9,7 +9,7 @@ from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import edit_notes, finish, keep_redraw, write_picture
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
-from hyimg_cli.media.images import Pixels
+from hyimg_cli.media.images import Digests, Pixels
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.settings.run import RunConfig
@@ -38,9 +38,19 @@ class Request(Generic[OneJob]):
     warnings_if_lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     edit: dict[str, Any] | None = None
-    source_digests: tuple[str, ...] = ()
+    source_digests: tuple[Digests, ...] = ()
     denoise_steps: int = 0
     step_cache: StepCacheReport | None = None
+
+    @property
+    def source_sha256(self) -> tuple[str, ...]:
+        """Return the digests of the files of its source images."""
+        return tuple(one.sha256 for one in self.source_digests)
+
+    @property
+    def sources_as_read(self) -> tuple[str, ...]:
+        """Return the digests of its source images as they are read, for keys."""
+        return tuple(one.picture for one in self.source_digests)
 
     def begun(self) -> dict[str, Any]:
         """Return the fields of this class alone, without the results of a subclass's stages."""
@@ -74,13 +84,13 @@ def write_drawn(
     job, facts = done.job, None
     if config.output.metadata:
         made_by = file_provenance(job, config)
-        facts = PictureFacts(provenance=made_by, source_sha256=done.source_digests, **said)
+        facts = PictureFacts(provenance=made_by, source_sha256=done.source_sha256, **said)
     if job.outside is None:
         return write_picture(folder, job, pixels, facts)
     # For an edit put back on its source, the line records the redraw even if the rest fails.
     assert reference is not None, "it is made where the source is read"
     done.edit = edit = keep_redraw(folder, job, pixels, reference, facts)
-    source = done.source_digests[job.outside.kept_source - 1]
+    source = done.source_sha256[job.outside.kept_source - 1]
     file = finish(folder, job, pixels, reference, edit, config.output, source)
     done.notes.extend(edit_notes(edit))
     return file

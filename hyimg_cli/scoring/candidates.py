@@ -10,7 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.journal import RunFolder, files_of_edit
-from hyimg_cli.journal.keys import source_digest
+from hyimg_cli.journal.keys import file_digest
 from hyimg_cli.journal.past_run import resolved_jobs
 from hyimg_cli.journal.picks import DRAFTS, ScoresFile, read_lines
 from hyimg_cli.journal.resume import is_intact
@@ -89,7 +89,7 @@ class Candidate:
         shown.
         """
         shown = self.case(needs)
-        sources = self.result.get("source_sha256") or [*map(source_digest, shown["sources"])]
+        sources = self.result.get("source_sha256") or [*map(file_digest, shown["sources"])]
         facts = [identity, self.content, [*sources], self.line["prompt"]]
         facts += [shown["kept_source"]] if "source" in needs else []
         facts += [shown["text"]] if "text" in needs else []

@@ -7,6 +7,7 @@ from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.media.carried import Carried
 from hyimg_cli.media.metadata import PictureText
+from hyimg_cli.media.tags import Tags
 from hyimg_cli.spec.job import Encoding
 
 
@@ -17,7 +18,7 @@ def test_an_edit_of_clear_pixels_is_on_white_what_was_drawn() -> None:
     )
     matte[matte < 128] = 0
     own[:, :9, 3], drawn[:, 9:20], drawn[:, 20:25] = 0, 255, 252
-    edited = Carried(drawn, own, "", None, b"").with_edit(drawn, matte)
+    edited = Carried(drawn, own, "", Tags()).with_edit(drawn, drawn, matte)
     assert np.array_equal(edited[matte == 0], own[matte == 0])
     layer = Image.fromarray(edited)
     white = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
@@ -36,7 +37,7 @@ def test_what_goes_along_and_stays_under_clear_pixels() -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     own = np.random.default_rng(0).integers(0, 256, (8, 9, 4), np.uint8)
     own[:4, :, 3] = 0
-    source = Carried(own[..., :3], own, "", profile, exif.tobytes())
+    source = Carried(own[..., :3], own, "", Tags(profile, exif.tobytes()))
     for encoding in (Encoding("png"), Encoding("webp")):
         for text in (None, PictureText("", "", "")):
             with Image.open(io.BytesIO(source.encode(own, encoding, text))) as found:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from hyimg_cli.errors import ManifestError, UsageError
-from hyimg_cli.journal.keys import by_graphs, source_digest
+from hyimg_cli.journal.keys import by_graphs, file_digest
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.measure.replay.run_folder import TITLE, read_resolved, run_of
@@ -206,7 +206,7 @@ def _digest(field: str, path: Path) -> str:
     if field == "lora":
         return lora_files.file_digest(str(path))
     files = [path, path.with_name(INTRINSICS)] if field == "camera" else [path]
-    return ",".join(source_digest(str(file)) for file in files)
+    return ",".join(file_digest(str(file)) for file in files)
 
 
 def _settings(record: Record, device: str) -> tuple[dict[str, Any], list[str]]:

@@ -146,7 +146,7 @@ class ImageStages:
             clock.overlapped_s["read"] += overlapped_s
             work.notes += image.notes
             images.append(image)
-        work.source_digests = tuple(image.digest for image in images)
+        work.source_digests = tuple(image.digests for image in images)
         clock.enter("encode")
         sources: list[Encoded] = []
         for image in images:
@@ -162,7 +162,7 @@ class ImageStages:
         writing, cached = self._replayed(job, sources) or (job, None)
         identity = self.shared_text(job)
         if cached is None and identity is not None and self.texts is not None:
-            cached = self.texts.find((self.scope, identity, work.source_digests))
+            cached = self.texts.find((self.scope, identity, work.sources_as_read))
         work.context, work.prompt, work.shared = self._context(writing, sources, cached)
         work.computed = model.rows_seen - before
         is_writing = job.writes_text and cached is None and work.context.buffer is not None
@@ -298,7 +298,7 @@ class ImageStages:
             return
         identity = self.shared_text(work.job)
         if identity is not None and self.texts is not None:
-            self.texts.get((self.scope, identity, work.source_digests), lambda: written)
+            self.texts.get((self.scope, identity, work.sources_as_read), lambda: written)
         if not self.draws:
             return
         assert work.context.buffer is not None, "a job with a text has a context"

@@ -23,8 +23,9 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.kept_latents import find_begun
-from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digest
+from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digests
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
+from hyimg_cli.media.images import Digests
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import PhaseClock, Shares, compiling_apart
@@ -80,7 +81,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             texts: Encodings[Any](config.cache, texts, is_on=is_on),
             pictures: Encodings[Any](config.cache, pictures),
         }
-        self._digest_of = cache(source_digest)
+        self._digest_of = cache(source_digests)
         self._denoised: set[tuple[Path, Job]] = set()
         # Scope of the server's current job; nothing is shared with jobs of other scopes.
         self._scope = ""
@@ -110,7 +111,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             wanted: dict[Any, str] = {}
             for job in left:
                 with suppress(JobError):  # a job that will fail encodes nothing
-                    wanted |= resident.conditions(job, self._digests(job))
+                    as_read = [one.picture for one in self._digests(job)]
+                    wanted |= resident.conditions(job, as_read)
             for kind, encoder in resident.encoders.items():
                 own = [one for one, kind_of_it in wanted.items() if kind_of_it == kind]
                 yield from self._encodings[kind].ready(encoder, own)
@@ -135,7 +137,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 if folder is not None:
                     path = folder.latents_for(job.custom_id)
                     every = self._config.output.checkpoint_every
-                    key = key_of(job, digests, self._config)
+                    key = key_of(job, work.sources_as_read, self._config)
                     work.checkpoint = LatentsCheckpoint(path, key, every, work.warnings)
                 works.append(work)
                 yield JobStarted(job.custom_id)
@@ -202,7 +204,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         work.clock.enter("encode")
         found = {
             one: self._encodings[kind].of(model.encoders[kind], one, is_counted=is_counted)
-            for one, kind in model.conditions(job, work.source_digests).items()
+            for one, kind in model.conditions(job, work.sources_as_read).items()
         }
         # A note on an item without pictures is about its text: it was cut.
         shown = [one for one in found if getattr(one, "images", ())]
@@ -317,7 +319,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         """Return groups of jobs to denoise together; each job alone unless overridden."""
         return [[job] for job in jobs]
 
-    def _digests(self, job: OneJob) -> tuple[str, ...]:
+    def _digests(self, job: OneJob) -> tuple[Digests, ...]:
         return tuple(map(self._digest_of, job.images))
 
     def _not_denoised(self, jobs: Sequence[OneJob], folder: JobFolder | None) -> list[OneJob]:

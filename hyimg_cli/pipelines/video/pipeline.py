@@ -229,7 +229,8 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             if tiles is not None:
                 config = replace(config, model=replace(config.model, decode_tiles=tiles))
             made_by = file_provenance(job, config)
-            text = video_text(public_line(job), made_by, self._digests(job))
+            sources = [one.sha256 for one in self._digests(job)]
+            text = video_text(public_line(job), made_by, sources)
             box = mp4_box(EDITED if job.images else MADE)
         return VideoWriter(path, fps=job.fps, comment=text, box=box, frames_folder=frames)
 
