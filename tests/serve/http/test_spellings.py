@@ -71,26 +71,25 @@ def test_every_value_of_the_official_client_is_taken(client: TestClient) -> None
     assert found["background", "transparent"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"output_compression": 100}, []),
-        ({"output_compression": 100, "output_format": "png"}, []),
-        ({"output_compression": "50"}, ["output_compression 50 has no effect"]),
-        ({"output_compression": 50, "output_format": "webp"}, []),
-        ({"partial_images": 2}, ["partial_images 2 has no effect"]),
-        ({"partial_images": "0", "stream": "false"}, []),
-        ({"negative_prompt": ""}, []),
-        ({"seed": -1}, []),
-        (dict.fromkeys(("quality", "size", "response_format", "background", "style"), ""), []),
-        (dict.fromkeys(("user", "n", "seed", "mask", "image", "model"), ""), []),
-        ({"safety_identifier": "me", "x_note": ""}, []),
-    ],
-)
-def test_what_asks_for_nothing_else_is_taken(
-    client: TestClient, fields: dict[str, Any], expected: list[str]
-) -> None:
-    assert warnings(client.post(GENERATE, json={"prompt": "a"} | fields)) == expected
+NOTHING_ELSE: list[tuple[dict[str, Any], list[str]]] = [
+    ({"output_compression": 100}, []),
+    ({"output_compression": 100, "output_format": "png"}, []),
+    ({"output_compression": "50"}, ["output_compression 50 has no effect"]),
+    ({"output_compression": 50, "output_format": "webp"}, []),
+    ({"partial_images": 2}, ["partial_images 2 has no effect"]),
+    ({"partial_images": "0", "stream": "false"}, []),
+    ({"negative_prompt": ""}, []),
+    ({"seed": -1}, []),
+    (dict.fromkeys(("quality", "size", "response_format", "background", "style"), ""), []),
+    (dict.fromkeys(("user", "n", "seed", "mask", "image", "model"), ""), []),
+    ({"safety_identifier": "me", "x_note": ""}, []),
+]
+
+
+def test_what_asks_for_nothing_else_is_taken(client: TestClient) -> None:
+    for fields, expected in NOTHING_ELSE:
+        answer = client.post(GENERATE, json={"prompt": "a"} | fields)
+        assert warnings(answer) == expected, fields
 
 
 def test_numbers_may_be_texts(client: TestClient) -> None:
@@ -121,11 +120,11 @@ URLS = [
 ]
 
 
-@pytest.mark.parametrize("url", URLS)
-def test_a_data_url_in_every_spelling(running: Any, client: TestClient, url: str) -> None:
-    line = running.server.online._wire.line_of(EDIT, {"prompt": "a", "image": url}, "local")
-    with open(line["images"][0], "rb") as file:
-        assert file.read() == RED
+def test_a_data_url_in_every_spelling(running: Any, client: TestClient) -> None:
+    for url in URLS:
+        line = running.server.online._wire.line_of(EDIT, {"prompt": "a", "image": url}, "local")
+        with open(line["images"][0], "rb") as file:
+            assert file.read() == RED, url
 
 
 def test_objects_around_a_picture_and_ids_of_files(running: Any, client: TestClient) -> None:
@@ -152,27 +151,28 @@ def test_objects_around_a_picture_and_ids_of_files(running: Any, client: TestCli
     assert client.post(EDIT, json=body).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("names", "order"),
-    [
-        (["image"], "r"),
-        (["image[]", "image[]"], "rg"),
-        (["image", "image"], "rg"),
-        (["image[0]", "image[1]"], "rg"),
-        (["image[1]", "image[0]"], "gr"),
-        (["image", "image[]"], "rg"),
-        (["images", "images"], "rg"),
-        (["images[]"], "r"),
-    ],
-)
-def test_pictures_of_a_form(running: Any, client: TestClient, names: list[str], order: str) -> None:
-    files = [(name, ("a.png", data)) for name, data in zip(names, (RED, GREEN), strict=False)]
-    files.append(("mask", ("", b"")))  # a browser's field without a file
+FORMS = [
+    (["image"], "r"),
+    (["image[]", "image[]"], "rg"),
+    (["image", "image"], "rg"),
+    (["image[0]", "image[1]"], "rg"),
+    (["image[1]", "image[0]"], "gr"),
+    (["image", "image[]"], "rg"),
+    (["images", "images"], "rg"),
+    (["images[]"], "r"),
+]
+
+
+def test_pictures_of_a_form(running: Any, client: TestClient) -> None:
     asked = list[Any]()
     running.server.online._wire.uploads.checked = lambda path: asked.append(path) or path
-    answer = client.post(EDIT, data={"prompt": "a", "n": "1"}, files=files)
-    assert answer.status_code == 200, answer.text
-    assert ["r" if path.read_bytes() == RED else "g" for path in asked] == [*order]
+    for names, order in FORMS:
+        asked.clear()
+        files = [(name, ("a.png", data)) for name, data in zip(names, (RED, GREEN), strict=False)]
+        files.append(("mask", ("", b"")))  # a browser's field without a file
+        answer = client.post(EDIT, data={"prompt": "a", "n": "1"}, files=files)
+        assert answer.status_code == 200, answer.text
+        assert ["r" if path.read_bytes() == RED else "g" for path in asked] == [*order], names
 
 
 def test_a_mask_may_be_written_as_a_list(client: TestClient) -> None:
