@@ -101,7 +101,7 @@ def _tables(entry: Entry) -> dict[str, Any]:
                 " over ".join(timing["pair"]),
                 str(timing["steps"]),
                 f"{up['median']:.3f}" if timing["is_resolved"] else "not resolved",
-                f"{up['low']:.3f} to {up['high']:.3f}",
+                f"{up['low']:.3f} to {up['high']:.3f}" if timing["a"]["wall_s"]["n"] > 1 else "–",
                 f"{timing['gain_s']:.3f}",
                 f"{timing['explained_s']:.3f}",
             )

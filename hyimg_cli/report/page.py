@@ -28,7 +28,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"number": number, "percent": _percent, "settings": _settings}
+    environment.filters |= {
+        "number": number,
+        "percent": _percent,
+        "settings": _settings,
+        "spread": _spread,
+    }
     return environment
 
 
@@ -40,6 +45,17 @@ def number(value: float | str | None, form: str) -> str:
 def _percent(value: float, top: float) -> str:
     """Return a value as a CSS length; `top` is the whole width."""
     return f"{max(value, 0.0) / top * 100 if top else 0:.3f}%"
+
+
+def _spread(seconds: Mapping[str, Any]) -> str:
+    """Return a median with its range; one run has no range."""
+    median, low, high = (_digits(seconds[name]) for name in ("median", "min", "max"))
+    return f"{median} s" if seconds["n"] < 2 else f"{median} s ({low} to {high})"
+
+
+def _digits(seconds: float) -> str:
+    """Return seconds with three digits, and none beyond the microsecond."""
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") if abs(seconds) < 1e-3 else f"{seconds:.3g}"
 
 
 def _settings(values: Mapping[str, Any], sign: str = " = ") -> str:

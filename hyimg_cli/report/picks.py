@@ -3,16 +3,42 @@
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.journal.picks import DRAFTS, read_picks, verdicts_of
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.picks import CANDIDATES, DRAFTS, read_picks, verdicts_of
+
+_PAGE = "report.html"
+
+
+def is_of_drafts(folder: Path) -> bool:
+    """Return True for the folder of a run's drafts, not for a run that has the same name."""
+    run = folder.parent / CANDIDATES
+    return folder.name == DRAFTS and run.is_file() and not (folder / CANDIDATES).is_file()
+
+
+def other_run(folder: Path) -> dict[str, Any] | None:
+    """Return the page of a run's drafts, or of the run that drafts are for; None without one.
+
+    `failed`: its failed jobs, since the command fails with either. Raises OutputFolderError.
+    """
+    if is_of_drafts(folder):
+        link, text = "..", "These are drafts; the picked ones in full"
+    else:
+        link, text = DRAFTS, "The drafts of all candidates"
+    if not (folder / link / _PAGE).is_file():
+        return None
+    results = RunFolder(folder / link).results().values()
+    failed = sum(one.get("status") == "failed" for one in results)
+    return {"link": f"{link}/{_PAGE}", "text": text, "failed": failed}
 
 
 def shown_picks(folder: Path) -> dict[str, Any]:
     """Return the picks of a run; `folder` may also be the folder of its drafts.
 
     Empty if nothing was picked. `scorers`: True by name if higher is better. `jobs`: by candidate.
+    `poor`: the lines without an accepted candidate. `run`: the run's folder, as seen from here.
     """
-    is_of_drafts = folder.name == DRAFTS
-    place = folder.parent if is_of_drafts else folder
+    is_draft = is_of_drafts(folder)
+    place = folder.parent if is_draft else folder
     picks = read_picks(place)
     jobs = {
         name: {
@@ -22,7 +48,7 @@ def shown_picks(folder: Path) -> dict[str, Any]:
                 *([f"picked{' by a person' * one.is_by_person}"] * (one.state == "picked")),
                 *one.why,
             ],
-            "values": one.values if is_of_drafts else one.final_values or one.values,
+            "values": one.values if is_draft else one.final_values or one.values,
         }
         for name, one in verdicts_of(picks, place).items()
     }
@@ -31,4 +57,6 @@ def shown_picks(folder: Path) -> dict[str, Any]:
         for line in picks.values()
         for name, declared in line["rule"]["scorers"].items()
     }
-    return {"scorers": scorers, "jobs": jobs} if jobs else {}
+    poor = [of for of, one in picks.items() if not {*one["picked"]} - {*one.get("missing", ())}]
+    shown = {"scorers": scorers, "jobs": jobs, "poor": poor, "run": ".." if is_draft else "."}
+    return shown if picks else {}

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -36,13 +37,15 @@ from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.page import render
-from hyimg_cli.report.picks import shown_picks
+from hyimg_cli.report.picks import other_run, shown_picks
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Event, JobEnded
 
 NAME, DATA = "report.html", "report"
+# The run of a server's batch is in the batch's folder.
+_BATCH_RUN = re.compile(r"(batch_[0-9a-f]{24})/run")
 _PER_FILE = 200
 # The maximum share of a run's time that is spent on its page.
 SHARE = 0.01
@@ -123,7 +126,8 @@ class RunPage:
                 # The page loads the file again if this has changed.
                 facts["picks"] = digest.of_bytes(picks.encode("utf-8", "backslashreplace"))[:16]
             files[f"{DATA}/index.js"] = call("index", facts)
-            files[NAME] = render("report.html", title=facts["title"], inline="")
+            about = {name: facts[name] for name in ("command", "title")}
+            files[NAME] = render("report.html", inline="", **about)
             return bool([name for name, text in files.items() if self._put(name, text)])
         except OSError as error:
             raise storage_error(error, self._folder) from error
@@ -212,10 +216,17 @@ class AskedJobs:
             raise UsageError(what, where=folder, hint=hint, code="report.no-run")
         self._folder = folder
         self.lines: dict[str, tuple[int, bytes]] = {}
+        # Of a batch of a server: its name, and the jobs of each request.
+        self._requests: dict[str, list[str]] = {}
+        is_batch = _BATCH_RUN.fullmatch("/".join(folder.resolve().parts[-2:]))
+        self._batch = is_batch[1] if is_batch else ""
+        self._other = other_run(folder)
         self.shared: Path | None = None
         folders = set[str]()
         for place, (name, entry) in enumerate(resolved_jobs(folder)):
             self.lines[name] = place, json_line(entry)
+            if self._batch:
+                self._requests.setdefault(str(entry.get("candidate_of") or name), []).append(name)
             folders.update(map(os.path.dirname, entry.get("images", ())))
         with suppress(ValueError):  # no sources, or both absolute and relative paths
             self.shared = Path(os.path.commonpath(folders))
@@ -229,9 +240,14 @@ class AskedJobs:
         """Return the run's summary for the top of the page; `status`: by job, from `status_of`."""
         counts, info = Counter(status.values()), read_run_info(self._folder)
         flags, models = object_in(info, "flags"), object_in(info, "models")
+        name = str(object_in(info, "manifest").get("name") or self._folder.resolve().name)
+        answered = sum(all(job in status for job in jobs) for jobs in self._requests.values())
         return {
             "format": 1,
-            "title": str(object_in(info, "manifest").get("name") or self._folder.resolve().name),
+            "command": "hyimg serve" if self._batch else "hyimg generate",
+            "title": self._batch or name,
+            "requests": [answered, len(self._requests)] if self._batch else None,
+            "other": self._other,
             "done": counts["done"] + counts["gated"],
             "failed": counts["failed"],
             "gated": counts["gated"],

@@ -43,7 +43,8 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     uris = {key: uri for uri, key in pictures.keys.items()}
     inline = call("index", facts) + call("pictures", uris) + call("picks", shown_picks(folder))
     inline += call("inside", records)
-    return render("report.html", title=facts["title"], inline=inline)
+    about = {name: facts[name] for name in ("command", "title")}
+    return render("report.html", inline=inline, **about)
 
 
 class EmbeddedPictures(Pictures):

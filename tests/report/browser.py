@@ -116,12 +116,18 @@ class Tab:
         for end in (self._to, self._from):
             os.close(end)
 
-    def open(self, path: Path, *, width: int = 1400, height: int = 900) -> None:
-        """Load a file in a window of this size; on return its own script has run."""
+    def open(
+        self, page: Path | str, *, width: int = 1400, height: int = 900, scheme: str = "light"
+    ) -> None:
+        """Load a file or an address in a window of this size; on return its own script has run."""
+        self._ask(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._ask("Emulation.setDeviceMetricsOverride", **size)
         self._ask("Page.navigate", url="about:blank")
-        self._ask("Page.navigate", url=path.as_uri())
+        self._ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait("document.readyState === 'complete'")
 
     @property

@@ -140,9 +140,29 @@ def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
     text = markdown(bench_entry("<x> & y"))
     assert text.startswith("# <x> & y: equal <x> & y\n\nDoes it change the pictures? <x> & y\n")
     assert "| <x> & y | 8 | 6.000 | 100 | - | 200 |\n| B | 8 | 8.000 | 100 |" in text
-    assert "| <x> & y over B | 8 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 where" in text
+    assert "| <x> & y over B | 8 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 in phases" in text
     assert "| <x> & y vs B, 8 steps | 1 | 29.0 | - | - | 9 | 50.00% |" in text
     assert "| <x> & y | 0, nothing to compare: <x> & y |" in text
+
+
+def test_one_run_has_no_range_and_small_times_have_plain_digits(tmp_path: Path) -> None:
+    entry = bench_entry()
+    timing = entry["timings"][0]
+    timing["speedup"] |= {"low": 1.3, "high": 1.3, "coverage": 0.0}
+    for side in (timing["a"], timing["b"]):
+        side["wall_s"] |= {"n": 1}
+        side["phases_s"]["denoise_rest"] = {
+            "n": 1,
+            **dict.fromkeys(("median", "min", "max"), 98e-6),
+        }
+    page, text = comparison_page(entry, ("A", "B"), {}), markdown(entry)
+    for said in (page, text):
+        assert "confidence" not in said
+        assert "Medians" not in said
+        assert "One run of each variant" in said
+    assert "| 1.300 | - |" in text
+    assert '<td class="value">0.000098 s</td>' in page
+    assert "e-05" not in page
 
 
 def test_a_clock_that_resolves_nothing_gives_no_speed_up(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_films_play_and_what_is_gone_is_said(tab: Tab, tmp_path: Path) -> None:
     write_run(out, [done("film", "outputs/clip.mp4"), done("lost"), failed("bad", HOSTILE)], jobs)
     RunPage(out).refresh()
     opened(tab, out)
-    assert "2 jobs with a picture that is not there any more" in text(tab, "#reasons")
+    assert "2 jobs with a picture that is missing or cannot be read" in text(tab, "#reasons")
     tab.click(".job[data-id='film']")
     tab.wait("document.querySelector('video')?.currentTime > 0")
     tab.key("j")

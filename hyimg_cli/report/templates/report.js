@@ -2,7 +2,10 @@
 // The page of a run. `hyimgReport` takes what the data scripts hand over; all else is drawn from
 // that, cards only as far as somebody has scrolled.
 const hyimgReport = (() => {
-  const AT_ONCE = 40, TILES = 12, POLL_MS = 2000;
+  const AT_ONCE = 40, TILES = 12, MOST_NAMES = 10;
+  // How long to wait after an answer while the run works, after it has ended, and for an answer.
+  const RUNNING_MS = 2000, ENDED_MS = 10000, PATIENCE_MS = 20000;
+  const INDEX = "report/index.js", PICKS = "report/picks.js";
   const by = (id) => document.getElementById(id);
   const [cards, more, query, source, viewer, show, about] =
     ["cards", "more", "query", "source", "viewer", "show", "about"].map(by);
@@ -10,8 +13,12 @@ const hyimgReport = (() => {
   let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, masked = false, before = 0, at = 50, gathering = null;
   const built = new Map(), unfolded = new Set();
   // Of each candidate its line, values and place; what somebody chose here, by line.
-  let ranks = { scorers: {}, jobs: {} }, known = "";
+  const NO_RANKS = { scorers: {}, jobs: {}, poor: [], run: null };
+  let ranks = NO_RANKS, known = "";
   const choices = new Map();
+  // Scripts that were asked for and have not come yet; those whose last answer was none, or broken.
+  const awaited = new Set(), unread = new Set();
+  let answered = null;
 
   // --- small things
 
@@ -58,47 +65,70 @@ const hyimgReport = (() => {
   // --- data
 
   function index(value) {
+    const isBack = arrived(INDEX);
     run = value;
+    answered = new Date();
     document.title = run.running ? `${run.done + run.failed}/${run.done + run.failed + run.left} ${run.title}` : run.title;
     // The first file alone, so that its cards wait for no other.
     run.files.forEach((state, n) => {
-      if (String(state) === String(files[n]?.state)) return;
+      if (String(state) === String(files[n]?.state) && !unread.has(part(n))) return;
       files[n] = { state, records: files[n]?.records ?? [] };
-      setTimeout(() => load(n, state), n && !jobs.length ? 100 : 0);
+      setTimeout(() => script(part(n), state.join("-")), n && !jobs.length ? 100 : 0);
     });
-    if (run.picks && run.picks !== known) script("report/picks.js", (known = run.picks));
-    if (!run.files.length) gather();
-    if (run.running) setTimeout(() => script("report/index.js", Date.now()), POLL_MS);
+    if (run.picks && (run.picks !== known || unread.has(PICKS))) script(PICKS, (known = run.picks));
+    // Pictures may have been missed with the answers: they are asked for again.
+    if (isBack) {
+      built.clear();
+      viewer.job = null;
+    }
+    if (isBack || !run.files.length) gather();
+    else summarize();
   }
-  function load(n, state) {
-    script(`report/data-${String(n + 1).padStart(4, "0")}.js`, state.join("-"));
-  }
-  // A question behind the name asks for the file as it is now.
+  const part = (n) => `report/data-${String(n + 1).padStart(4, "0")}.js`;
+
+  // Ask for a script of this page's folder. A proxy's own page, half a file and silence are no
+  // answers either: only a script that hands over its data has come.
   function script(name, version) {
-    const node = make("script", { src: `${name}?${version}`, async: false });
-    node.addEventListener("load", () => node.remove());
-    node.addEventListener("error", () => {
+    if (awaited.has(name)) return;
+    awaited.add(name);
+    // A question behind the name asks for the file as it is now.
+    const node = make("script", { src: `${name}?${unread.has(name) ? Date.now() : version}`, async: false });
+    const settle = () => {
+      if (!node.parentNode) return;
+      clearTimeout(timer);
       node.remove();
-      if (!run) by("verdict").textContent = "The folder report/ is missing next to this page";
-      if (!run) by("state").textContent = "hyimg report OUT --single-file writes a page that works alone.";
-    });
+      if (awaited.delete(name)) unread.add(name);
+      if (run) summarize();
+      else if (unread.has(name)) excuse();
+      if (name === INDEX) setTimeout(() => script(INDEX, Date.now()), run && !run.running ? ENDED_MS : RUNNING_MS);
+    };
+    const timer = setTimeout(settle, PATIENCE_MS);
+    node.addEventListener("load", settle);
+    node.addEventListener("error", settle);
     document.head.append(node);
+  }
+  // True if the last answer was none.
+  function arrived(name) {
+    awaited.delete(name);
+    return unread.delete(name);
   }
   // The first cards at once; of what comes close behind, all together.
   function data(n, records) {
+    arrived(part(n));
     (files[n] ??= {}).records = records;
     if (!jobs.length) gather();
     else gathering ??= setTimeout(gather, 50);
   }
 
   function picks(value) {
-    ranks = { scorers: {}, jobs: {}, ...value };
+    arrived(PICKS);
+    ranks = { ...NO_RANKS, ...value };
     const sort = by("sort"), names = Object.keys(ranks.scorers);
     sort.hidden = !names.length;
     sort.replaceChildren(sort.options[0], ...names.map((name) => make("option", { value: name }, `by ${name}`)));
     for (const job of jobs) job.key = undefined;
     built.clear();
-    if (jobs.length) gather();
+    gather();
   }
   const pickOf = (job) => ranks.jobs[job.id];
   // Candidates of a line from the best to the worst value by one scorer; those without come last.
@@ -116,11 +146,20 @@ const hyimgReport = (() => {
     by("choices").hidden = !made.length;
     by("chosen").textContent = `${count(made.length, "choice")} made here.`;
     by("save").href = `data:application/jsonl;charset=utf-8,${encodeURIComponent(lines.join(""))}`;
-    by("command").textContent = `hyimg pick RUN ${made.map(([of, id]) => `--choose ${of}=${id}`).join(" ")}`;
+    const pick = `hyimg pick ${quoted(folder())}`;
+    by("saved").textContent = `${pick} --choices choices.jsonl`;
+    by("command").textContent = `${pick} ${made.map(([of, id]) => `--choose ${quoted(`${of}=${id}`)}`).join(" ")}`;
     about.replaceChildren(...facts(job));
     built.clear();
     render();
   }
+
+  // The folder that hyimg pick takes, if this page is in its place on the disk. That of drafts is in it.
+  function folder() {
+    if (uris || location.protocol !== "file:") return "RUN";
+    return decodeURIComponent(new URL(`${ranks.run ?? "."}/`, location.href).pathname).replace(/(?<=.)\/$/, "");
+  }
+  const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`);
 
   // The last record about a job counts; jobs stand in the order of the manifest.
   function gather() {
@@ -141,14 +180,32 @@ const hyimgReport = (() => {
     if (opened === null && location.hash.startsWith("#job=")) open(decodeURIComponent(location.hash.slice(5)));
   }
 
+  // Nothing has come yet.
+  function excuse() {
+    const isServed = location.protocol !== "file:";
+    by("verdict").textContent = isServed ? "No answer from the server yet" : "The folder report/ is missing next to this page";
+    by("state").textContent = isServed ? "This page asks again every 2 s." : "hyimg report OUT --single-file writes a page that works alone.";
+  }
+  function state() {
+    const ended = run.done + run.failed, isBatch = Boolean(run.requests);
+    const requests = isBatch ? `${run.requests[0]} of ${count(run.requests[1], "request")}` : "";
+    if (!run.running && !run.left) return requests && `${requests}.`;
+    const shown = [`${ended} of ${ended + run.left}${isBatch ? " pictures" : ""}`, requests].filter(Boolean).join(", ");
+    const now = run.running ? `Running: ${shown} at ${new Date(run.running * 1000).toLocaleString()}.` : `Stopped: ${shown}.`;
+    if (unread.has(INDEX)) return `${now} No answer since ${answered.toLocaleString()}; this page asks again every ${(run.running ? RUNNING_MS : ENDED_MS) / 1000} s.`;
+    if (run.running) return `${now} New jobs appear automatically${isBatch ? "." : "; if the run was killed, run the same command again to resume."}`;
+    return `${now} ${isBatch ? "A batch that was not cancelled goes on when the server runs again." : "Run the same command again to resume."}`;
+  }
+
   function summarize() {
-    const left = run.left, total = run.done + run.failed + left;
-    by("verdict").textContent = [`${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : []), ...(run.gated ? [`${run.gated} beyond a gate`] : [])].join(", ");
-    const tone = run.failed || run.gated ? "bad" : left ? "neutral" : "good";
+    const { left, other } = run, { poor } = ranks, isPicking = run.picks && ranks === NO_RANKS;
+    by("verdict").textContent = [
+      `${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : []), ...(run.gated ? [`${run.gated} beyond a gate`] : []),
+      ...(poor.length ? [`${count(poor.length, "line")} without an accepted candidate`] : []),
+    ].join(", ");
+    const tone = run.failed || run.gated || poor.length || other?.failed ? "bad" : left || isPicking ? "neutral" : "good";
     by("summary").className = `tone-${tone}`;
-    by("state").textContent = run.running
-      ? `Running: ${run.done + run.failed} of ${total} at ${new Date(run.running * 1000).toLocaleString()}. New jobs appear automatically; if the run was killed, run the same command again to resume.`
-      : left ? "Stopped. Run the same command again to resume." : "";
+    by("state").textContent = state();
     const tally = (words) => {
       const counts = new Map();
       for (const word of words) counts.set(word, (counts.get(word) ?? 0) + 1);
@@ -157,11 +214,16 @@ const hyimgReport = (() => {
     const codes = tally(jobs.filter(failed).map((job) => job.error?.code ?? "?"));
     const gates = tally(jobs.flatMap((job) => all(job, "warnings")).filter((text) => text.startsWith("gate: ")).map((text) => text.split(" ")[1]));
     const vanished = jobs.filter(gone).length, waiting = run.files.reduce((sum, state) => sum + state[1], 0);
+    const lost = [...unread].filter((name) => name !== INDEX);
     const search = (what, word) => make("button", { type: "button", className: "plain", onclick: () => look(what, word) }, word);
     by("reasons").replaceChildren(
       ...run.toys.map((text) => make("li", {}, text)),
       ...codes.map(([code, n]) => make("li", {}, `${n} failed: `, search("failed", code))),
       ...gates.map(([gate, n]) => make("li", {}, `${n} beyond a gate: `, search("warned", gate))),
+      ...(poor.length ? [make("li", {}, "no accepted candidate: ", ...poor.slice(0, MOST_NAMES).flatMap((line, n) => [n ? ", " : "", search("all", line)]),
+        poor.length > MOST_NAMES ? ` and ${poor.length - MOST_NAMES} more` : "")] : []),
+      ...(other ? [make("li", {}, other.link && !uris ? make("a", { href: other.link }, other.text) : other.text, other.failed ? `: ${other.failed} failed` : "")] : []),
+      ...(lost.length ? [make("li", {}, `${lost.join(", ")} did not load; this page asks again.`)] : []),
       ...(vanished ? [make("li", {}, `${count(vanished, "job")} with a picture that is missing or cannot be read`)] : []),
       ...(waiting ? [make("li", {}, `Thumbnails of ${count(waiting, "job")} are not ready yet${run.running ? "" : ": run hyimg report OUT"}.`)] : []),
       ...(run.capped ? [make("li", {}, run.capped)] : []),
@@ -264,10 +326,16 @@ const hyimgReport = (() => {
     },
       make("span", { className: "frame" }, inside, ...marks.filter((mark) => mark !== "failed").map((mark) => make("span", { className: "mark" }, mark))),
       make("span", { className: "name" }, withId ? make("span", {}, job.id) : null, job.seed === undefined ? null : make("span", {}, `seed ${job.seed}`)),
-      pick ? make("span", { className: "says" }, [values(pick), ...(pick.state === "rejected" ? pick.why : [])].filter(Boolean).join("; ")) : null,
+      pick ? make("span", { className: "says" }, said(pick)) : null,
       withPrompt && job.prompt ? make("span", { className: "says" }, job.prompt) : null);
   }
-  const values = (pick) => Object.entries(pick.values).filter(([name]) => !name.includes(".")).map(([name, value]) => `${name} ${+value.toPrecision(4)}`).join(", ");
+  // Values, and what was against it: a reason gives the value that it is about.
+  function said(pick) {
+    const why = pick.state === "rejected" ? pick.why : [];
+    const values = Object.entries(pick.values).filter(([name, value]) =>
+      value !== null && !name.includes(".") && !why.some((reason) => reason.replace(/^final: /, "").startsWith(`${name} `)));
+    return [values.map(([name, value]) => `${name} ${+value.toPrecision(4)}`).join(", "), ...why].filter(Boolean).join("; ");
+  }
 
   // --- one job, large
 
@@ -395,7 +463,7 @@ const hyimgReport = (() => {
     return [
       ...(pick ? [
         make("p", { className: pick.state === "rejected" ? "warning" : "" }, pick.why.join("; ")),
-        list(Object.entries(pick.values).map(([name, value]) => [name, String(+value.toPrecision(6))])),
+        list(Object.entries(pick.values).map(([name, value]) => [name, value === null ? "no value" : String(+value.toPrecision(6))])),
         make("p", {}, make("button", { type: "button", "aria-pressed": String(choices.get(pick.line) === job.id), onclick: () => choose(job) },
           choices.get(pick.line) === job.id ? "chosen: take it back" : `choose this one for ${pick.line}`)),
       ] : []),
