@@ -239,11 +239,11 @@ const hyimgReport = (() => {
 
   function sources() {
     const names = [...new Set(jobs.flatMap((job) => all(job, "sources").map((one) => one.name)))];
+    source.hidden = names.length < 2;
     if (names.length === source.options.length - 1) return;
     const chosen = source.value;
     source.replaceChildren(source.options[0], ...names.map((name) => make("option", { value: name }, name)));
     source.value = chosen;
-    source.hidden = names.length < 2;
   }
 
   // --- cards: one for each set of sources, or for each prompt without sources
