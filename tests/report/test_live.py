@@ -3,12 +3,17 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from conftest import thorough_but
 from report.browser import Tab, needs_browser
@@ -206,3 +211,46 @@ def test_half_of_a_page_is_no_lasting_state_of_a_page_on_the_disk(tab: Tab, run:
     os.rename(run / "away", run / "report")
     end(run, "b", is_running=True)
     jobs_shown(tab, 2)
+
+
+def test_the_page_of_a_batch_follows_a_server_that_is_killed(tab: Tab, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("live_server.py")
+    environment = os.environ | {"PYTHONPATH": str(script.parent.parent)}
+    with ExitStack() as held, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+
+        def start() -> subprocess.Popen[bytes]:
+            command = [sys.executable, str(script), str(tmp_path / "state"), str(port)]
+            made = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            held.callback(made.wait)
+            held.callback(made.kill)
+            for _ in range(1000):
+                with suppress(httpx.HTTPError):
+                    if http.get("/ready").status_code == 200:
+                        return made
+                time.sleep(0.05)
+            raise AssertionError("the server did not start")
+
+        server = start()
+        url = "/v1/images/generations"
+        bodies = [{"prompt": str(n), "n": 2} for n in range(30)]
+        lines = [{"custom_id": f"r{n}", "url": url, "body": one} for n, one in enumerate(bodies)]
+        data = "".join(json.dumps(line) + "\n" for line in lines)
+        file = http.post("/v1/files", files={"file": data}, data={"purpose": "batch"}).json()["id"]
+        begin = {"input_file_id": file, "endpoint": url, "completion_window": "24h"}
+        name = http.post("/v1/batches", json=begin).json()["id"]
+        while http.get(f"/batches/{name}/").status_code != 200:
+            time.sleep(0.05)
+        tab.open(f"http://127.0.0.1:{port}/batches/{name}/")
+        tab.wait("document.querySelectorAll('.job').length > 0")
+        server.kill()
+        server.wait()
+        tab.wait("document.querySelector('#state').textContent.includes('No answer since')", 60)
+        assert text(tab, ".title") == f"hyimg serve: {name}"
+        assert count(tab, ".job") < 60
+        start()
+        tab.wait("document.querySelector('#verdict').textContent === '60 done, 0 failed'", 60)
+        assert text(tab, "#state") == "30 of 30 requests."
+        jobs_shown(tab, 60)
+        assert tab.value("seenErrors") == []
