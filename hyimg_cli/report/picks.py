@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.picks import CANDIDATES, DRAFTS, read_picks, verdicts_of
+from hyimg_cli.journal.picks import CANDIDATES, DRAFTS, PICKS, read_picks, verdicts_of
 
 _PAGE = "report.html"
 
@@ -29,6 +29,12 @@ def other_run(folder: Path) -> dict[str, Any] | None:
     results = RunFolder(folder / link).results().values()
     failed = sum(one.get("status") == "failed" for one in results)
     return {"link": f"{link}/{_PAGE}", "text": text, "failed": failed}
+
+
+def awaits_picks(folder: Path) -> bool:
+    """Return True if a run draws candidates that have not been scored and picked."""
+    place = folder.parent if is_of_drafts(folder) else folder
+    return (place / CANDIDATES).is_file() and not (place / PICKS).is_file()
 
 
 def shown_picks(folder: Path) -> dict[str, Any]:

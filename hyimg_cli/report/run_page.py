@@ -37,7 +37,7 @@ from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.page import render
-from hyimg_cli.report.picks import other_run, shown_picks
+from hyimg_cli.report.picks import awaits_picks, other_run, shown_picks
 from hyimg_cli.report.records import Entry, Pictures, Record, record
 from hyimg_cli.report.thumbnails import LinkedPictures
 from hyimg_cli.spec import digest
@@ -248,6 +248,7 @@ class AskedJobs:
             "title": self._batch or name,
             "requests": [answered, len(self._requests)] if self._batch else None,
             "other": self._other,
+            "awaits_picks": awaits_picks(self._folder),
             "done": counts["done"] + counts["gated"],
             "failed": counts["failed"],
             "gated": counts["gated"],

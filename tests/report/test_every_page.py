@@ -11,6 +11,8 @@ from report import every_page
 from report.browser import Tab, needs_browser
 from report.test_use import IS_OPEN, text
 
+from hyimg_cli.report.run_page import RunPage
+
 pytestmark = needs_browser
 WINDOWS = [(1366, "light"), (1366, "dark"), (390, "light"), (390, "dark")]
 # Of each element with a text of its own: what sticks out, and what has too little contrast.
@@ -204,6 +206,16 @@ def test_a_draft_that_failed_is_in_both_heads(tab: Tab, tmp_path: Path) -> None:
     tab.wait("document.querySelector('.card')")
     assert head_of(tab)[1:] == (
         "2 done, 0 failed", "", "The drafts of all candidates: 1 failed", "bad"
+    )  # fmt: skip
+
+
+def test_candidates_that_are_not_picked_yet_are_not_green(tab: Tab, tmp_path: Path) -> None:
+    page = every_page.candidates(tmp_path)
+    (page.parent / "picks.jsonl").unlink()
+    RunPage(page.parent).refresh()
+    open_page(tab, page)
+    assert head_of(tab)[1:] == (
+        "4 done, 0 failed", "The candidates are not picked yet.", "", "neutral"
     )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ const hyimgReport = (() => {
   function state() {
     const ended = run.done + run.failed, isBatch = Boolean(run.requests);
     const requests = isBatch ? `${run.requests[0]} of ${count(run.requests[1], "request")}` : "";
-    if (!run.running && !run.left) return requests && `${requests}.`;
+    if (!run.running && !run.left) return run.awaits_picks ? "The candidates are not picked yet." : requests && `${requests}.`;
     const shown = [`${ended} of ${ended + run.left}${isBatch ? " pictures" : ""}`, requests].filter(Boolean).join(", ");
     const now = run.running ? `Running: ${shown} at ${new Date(run.running * 1000).toLocaleString()}.` : `Stopped: ${shown}.`;
     if (unread.has(INDEX)) return `${now} No answer since ${answered.toLocaleString()}; this page asks again every ${(run.running ? RUNNING_MS : ENDED_MS) / 1000} s.`;
@@ -198,7 +198,7 @@ const hyimgReport = (() => {
   }
 
   function summarize() {
-    const { left, other } = run, { poor } = ranks, isPicking = run.picks && ranks === NO_RANKS;
+    const { left, other } = run, { poor } = ranks, isPicking = run.awaits_picks || (run.picks && ranks === NO_RANKS);
     by("verdict").textContent = [
       `${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : []), ...(run.gated ? [`${run.gated} beyond a gate`] : []),
       ...(poor.length ? [`${count(poor.length, "line")} without an accepted candidate`] : []),
