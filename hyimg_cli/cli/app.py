@@ -19,6 +19,7 @@ from hyimg_cli.errors import HyimgError, StorageError, UsageError
 from hyimg_cli.files import is_of_the_disk
 from hyimg_cli.settings.values import nearest
 from hyimg_cli.spec.printed import log_printable
+from hyimg_cli.surroundings import open_closed_streams, require_surroundings, temporary_folder
 
 INTERNAL_ERROR = 101
 # The output of `hyimg` without a command.
@@ -73,8 +74,10 @@ def command_line() -> TyperGroup:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are printed on stderr."""
+    open_closed_streams()
     log_printable()
     try:
+        require_surroundings(next((word for word in arguments if word in COMMANDS), ""))
         joined_values(os.environ)
         words = tuple(arguments)
         code = command_line().main(list(words), "hyimg", standalone_mode=False, obj=words)
@@ -89,6 +92,10 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, OSError) and name is not None and is_of_the_disk(error.errno):
             logger.debug("refused by the disk", exc_info=error)
             return _print_error(StorageError(f"{error.strerror}", where=str(name)))
+        try:
+            temporary_folder()  # some need one only now and then, as for an object store
+        except StorageError as lacking:
+            return _print_error(lacking)
         render.internal_error(traceback.format_exc())
         return INTERNAL_ERROR
 

@@ -12,6 +12,7 @@ CHECKS: tuple[tuple[str, Examine], ...] = (
     ("video checkpoint", models.video_checkpoint),
     ("output folder", folders.output_folder),
     ("cache folder", folders.cache_folder),
+    ("temporary files", folders.temporary_files),
     ("video files", tools.film),
     ("processor", environment.processor),
     ("gpus", environment.gpus),

@@ -14,6 +14,7 @@ from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.units import bytes_text
+from hyimg_cli.surroundings import temporary_folder
 
 # One night's pictures. A PNG of noise is about as large as its pixels, and others are smaller.
 PICTURES, BYTES_PER_PIXEL = 500, 3
@@ -59,6 +60,12 @@ def cache_folder(config: RunConfig) -> Check:
         hint = f"--disk-cache-mb {max(0, int((used + free) * 0.9 / 1e6))} keeps below what is free"
         return Check("warning", f"{found}: less space than its limit", hint)
     return Check("ok", found)
+
+
+def temporary_files(config: RunConfig) -> Check:
+    """Check that a folder for temporary files can be written."""
+    folder = Path(temporary_folder())
+    return Check("ok", f"{portable_path(folder)}: {bytes_text(free_bytes(folder))} free")
 
 
 def free_bytes(path: Path) -> int:

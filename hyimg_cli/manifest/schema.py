@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 from pydantic.json_schema import GenerateJsonSchema
 
 from hyimg_cli.manifest.envelope import TASKS_OF_URL
-from hyimg_cli.manifest.fields import FIELDS, IN_MATRIX, NOT_IN
+from hyimg_cli.manifest.fields import BY_NAME, FIELDS, IN_MATRIX, NOT_IN
 from hyimg_cli.manifest.matrix import MOST
 from hyimg_cli.settings.kinds import text
 from hyimg_cli.settings.run import JobKind
@@ -52,7 +52,12 @@ def line_model() -> type[BaseModel]:
         "OpenAI batch request",
         None,
         prompt=(str, _unset("Inside the body.")),
-        method=(Literal["POST"], _unset("")),
+        # Any text: the job's id is made from it. The method is read in any case.
+        **dict.fromkeys(
+            ("custom_id", *BY_NAME["custom_id"].aliases),
+            (text("custom_id").annotation, _unset("Id of the request; any text.")),
+        ),
+        method=(Annotated[str, Field(pattern="^[Pp][Oo][Ss][Tt]$")], _unset("")),
         url=(Literal[tuple(TASKS_OF_URL)], ...),
         body=(dict[str, Any], ...),
     )

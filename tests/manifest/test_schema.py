@@ -38,6 +38,13 @@ GOOD: tuple[dict[str, Any], ...] = (
     A | {"negative_prompt": " "},
     A | {"task": "t2v", "negative_prompt": "", "num_frames": 9, "fps": 8, "guidance_scale_2": 1},
     {"url": "/v1/images/generations", "body": A, "custom_id": "b", "method": "POST"},
+    {
+        "url": "/v1/images/generations",
+        "body": A,
+        "custom_id": "Order 12: cat.jpg",
+        "method": "post",
+    },
+    {"url": "/v1/images/generations", "body": A, "id": "Größe: 7/8", "method": "Post"},
     {"url": "/v1/videos", "body": A | {"num_frames": 5}},
 )
 BAD: tuple[dict[str, Any], ...] = (
@@ -94,6 +101,10 @@ BAD: tuple[dict[str, Any], ...] = (
     {"url": "/v1/videos"},
     {"url": "/v1/videos", "body": "a cat"},
     {"url": "/v1/videos", "body": A, "method": "GET"},
+    {"url": "/v1/videos", "body": A, "method": "POSTS"},
+    {"custom_id": "", "url": "/v1/videos", "body": A},
+    {"custom_id": 7, "url": "/v1/videos", "body": A},
+    A | {"custom_id": "Order 12: cat.jpg"},
 )
 # What only several fields together, or other lines, tell: the reader's alone.
 TOGETHER: tuple[dict[str, Any], ...] = (
