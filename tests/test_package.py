@@ -113,8 +113,11 @@ def test_every_file_of_a_release_names_its_version() -> None:
         one["name"] for one in project["authors"]
     ]
     heads = (REPOSITORY / "CHANGELOG.md").read_text().split("\n## ")
-    assert heads[1].startswith(__version__)
-    assert len(heads[1].splitlines()) <= 60
+    changes = [head.partition("\n")[0] for head in heads[1:]]
+    assert changes[changes[0] == "Unreleased"] == __version__
+    for head in heads[1:]:
+        kinds = [line for line in head.splitlines() if line.startswith("### ")]
+        assert len(kinds) == len(set(kinds)), f"headings twice in {head.splitlines()[0]}"
 
 
 def test_what_contributors_use_calls_the_same_targets() -> None:
@@ -125,7 +128,8 @@ def test_what_contributors_use_calls_the_same_targets() -> None:
     for hook in hooks:
         assert hook["entry"].removeprefix(".venv/bin/") in lint.replace(" --check", "")
     (job,) = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())["jobs"].values()
-    assert [step["run"] for step in job["steps"] if "run" in step] == ["make lint", "make test"]
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == ["sudo .ci/packages", "make lint", "make test"]
     for name in ("bug", "feature"):
         form = yaml.safe_load((REPOSITORY / f".github/ISSUE_TEMPLATE/{name}.yml").read_text())
         assert form["name"]

@@ -299,8 +299,8 @@ def _no_weights(folder: Path, stem: str) -> CheckpointError:
     variants = [name for name in names if name.endswith(".safetensors")]
     if variants:
         what = f"{stem}.safetensors is missing; the folder has {names_text(variants)}"
-        hint = f"for a variant (fp16), rename the file to {stem}.safetensors, or download the "
-        hint += "edition without a variant; single-file checkpoints are not read"
+        hint = f"download {stem}.safetensors; if the file is a variant of it (fp16), rename it; "
+        hint += "single-file checkpoints are not read"
         return fault("no-weights", what, folder, hint)
     what = f"the folder has neither {stem}.safetensors nor {stem}.safetensors.index.json"
     hint = "download the checkpoint again, with its safetensors files"

@@ -229,13 +229,15 @@ def test_prewarming_captures_what_the_run_will_use(
     """Every number of rows up to those that think together, and none of them later."""
     captures = Captures()
     plain = [replace(job, custom_id=f"p{n}", bot_task="none") for n, job in enumerate(jobs)]
-    events = ran(with_graphs(family, captures), [*jobs, *plain], config(tmp_path, max_size=5))
+    events = ran(
+        with_graphs(family, captures), [*jobs, *plain], config(tmp_path, max_size=5, prewarm=True)
+    )
     (ready,) = [event for event in events if isinstance(event, Prewarmed)]
     # Three of six write.
     assert ready.graphs == 3
     assert captures.rows == [1, 2, 3]
     fewer = Captures()
-    ran(with_graphs(family, fewer), jobs, config(tmp_path, max_size=2))
+    ran(with_graphs(family, fewer), jobs, config(tmp_path, max_size=2, prewarm=True))
     assert fewer.rows == [1, 2]
 
 
@@ -257,7 +259,7 @@ def test_a_failed_capture_is_in_every_line_and_in_no_key(
         "works": Captures(),
     }.items():
         model = with_graphs(family, captures)
-        events = ran(model, jobs, config(tmp_path))
+        events = ran(model, jobs, config(tmp_path, prewarm=True))
         lines[name] = {e.outcome.custom_id: e.outcome for e in events if is_done(e)}
         started = [n for n, event in enumerate(events) if isinstance(event, JobStarted)]
         assert len(started) == len(lines[name]) == 3

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels import transfer
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
+from hyimg_cli.spec import compilers
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -25,9 +26,17 @@ def test_a_gpu_runs_triton() -> None:
 def test_a_gpu_without_triton_says_that_it_is_slower(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert ops_of(torch.device("cuda:0")) is PLAIN
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    for lacking in ("no triton", "no compiler"):
+        monkeypatch.setattr(compilers, "find_spec", lambda name, has=lacking[3] == "c": has or None)
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.delenv("CC", raising=False)
+        compilers.triton_lacks.cache_clear()
+        assert ops_of(torch.device("cuda:0")) is PLAIN
+    compilers.triton_lacks.cache_clear()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "triton is not installed",
+        "a C compiler is missing",
+    ]
 
 
 def test_the_norm_is_torchs_in_float32_and_rounds_twice_in_fewer_bits() -> None:

@@ -143,7 +143,7 @@ def test_a_weight_is_the_one_that_is_written(text: str, weight: float) -> None:
         (PAIR, "high=a.safetensors", "a pair of LoRA files"),
         (I2V, "low=a.safetensors", "one transformer"),
         (I2V, "missing.safetensors", "LoRA file not found: missing.safetensors"),
-        (I2V, "a.bin", "only safetensors"),
+        (I2V, "a.bin", "is not FILE.safetensors"),
     ],
 )
 def test_half_a_pair_and_other_files_are_refused(card: VideoCard, lora: str, word: str) -> None:

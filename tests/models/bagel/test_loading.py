@@ -83,7 +83,9 @@ def test_every_key_and_no_other(folder: Path, file: str, change: Any, said: str)
 
 def test_a_missing_vae(folder: Path) -> None:
     (folder / "ae.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"neither ae\.safetensors") as found:
+    with pytest.raises(
+        CheckpointError, match=r"ae\.safetensors is missing; the folder has ema"
+    ) as found:
         checked(folder)
     assert found.value.code == "checkpoint.no-weights"
 

@@ -121,6 +121,7 @@ def an_edit(custom_id: str, *images: str, **more: Any) -> Line:
 def test_a_killed_edit_goes_on_where_it_stood(
     write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
 ) -> None:
+    # The kept source is encoded in its own size too: that in which its edit is drawn.
     manifest = write_manifest(
         an_edit("plain", *sources), an_edit("kept", sources[0], seed=8, keep_outside=True)
     )
@@ -138,8 +139,8 @@ def test_a_killed_edit_goes_on_where_it_stood(
     plan += [("seldom", *stop, ["--checkpoint-every", "0"]) for stop in stops[3:9:4]]
     ran = driven(manifest, checkpoint("klein"), plan)
     assert ran == [
-        ("tvvssssss", 0, "tvvsssdsssd"),
-        ("tvvssssss", -9, "t"), ("vvssssss", 130, "v"), ("vssssss", -9, "vss"),
+        ("tvvvssssss", 0, "tvvvsssdsssd"),
+        ("tvvvssssss", -9, "t"), ("vvvssssss", 130, "v"), ("vvssssss", -9, "vvss"),
         ("ssss", -9, "sd"), ("sss", -9, "d"), ("sss", 130, "dss"), ("s", -9, "sd"), ("", 0, "d"),
         ("ssssss", -9, "sssd"), ("sss", 0, "dsssd"),
     ]  # fmt: skip
