@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
-from hyimg_cli.cli import render
+from hyimg_cli.cli import other_words, render
 from hyimg_cli.cli.commands import COMMANDS, LazyCommand
 from hyimg_cli.cli.completion import joined_values
 from hyimg_cli.errors import HyimgError, StorageError, UsageError
@@ -121,11 +121,18 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
             meaning, hint = lacking
             return UsageError(f"{given} is not supported: hyimg has no {meaning}", hint=hint)
         what = error.message
+        if given not in flags and (hint := other_words.advice(given, flags)):
+            return UsageError(what, hint=f"{hint}; {path} {page} lists all options")
         if given not in flags:  # otherwise its value is missing
             # The shortest flag that begins like this, else the nearest.
             longer = [name for name in flags if name.startswith(given)]
             close = min(longer, key=len, default=nearest(given, flags))
             guess = f"did you mean {close}? " if close else ""
+    dashed = next((word for word in arguments if word[:1] in other_words.DASHES and word), "")
+    if dashed:
+        guess = f"{other_words.advice(dashed, ())}; "
+    elif path == "hyimg" and arguments and (meant := other_words.COMMANDS.get(arguments[0])):
+        guess = f"run {meant}; "
     every = "commands" if path == "hyimg" else "options"
     return UsageError(what, hint=f"{guess}{path} {page} lists all {every}")
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli import packaged, render
+from hyimg_cli.cli import other_words, packaged, render
 from hyimg_cli.cli.completion import MANIFESTS
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.journal.bucket import run_folder
@@ -99,7 +99,9 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
 
 
 def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint if the names that are not files may be words of an unquoted prompt."""
+    """Return a hint for names that are not files: other dashes, or words of an unquoted prompt."""
+    if dashed := next((name for name in names if name[:1] in other_words.DASHES and name), ""):
+        return other_words.advice(dashed, ())
     if any(" " in text for text in prompt):
         return ""
     words = [name for name in names if not (os.path.lexists(name) or is_pattern(name))]
