@@ -28,6 +28,7 @@ CHECKED_SOURCES = "checked-sources"
 PROMPT_EMBEDDINGS = "prompt-embeddings"
 START_PICTURES = "start-pictures"
 RATES = "rates"
+CHECKED_CHECKPOINTS = "checked-checkpoints"
 QUANTIZED_WEIGHTS = "quantized-weights"
 KINDS = (
     SOURCE_IMAGES,
@@ -36,6 +37,7 @@ KINDS = (
     PROMPT_EMBEDDINGS,
     START_PICTURES,
     RATES,
+    CHECKED_CHECKPOINTS,
     QUANTIZED_WEIGHTS,
 )
 _KIND = re.compile(r"[a-z]+(-[a-z]+)*", re.ASCII)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.request import request_of
 from hyimg_cli.engine import runner
@@ -28,8 +29,9 @@ def check(ctx: typer.Context) -> None:
     _show(in_lines, style)
     if not in_lines:  # a faulty line may be of the kind that the setting affects
         render.remarks(runner.remarks(settings, jobs), style)
+    store = DiskStore(config.cache.folder, config.cache.budget_bytes)
     for model in sorted({job.model for job in jobs}):
-        registry.check_headers(model, config.model.revision)
+        registry.check_headers(model, config.model.revision, store=store)
     # A pattern that matches no job is an error; the faults shown before it may explain why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = render.note_unless(style.is_quiet)

@@ -12,10 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.resolved import public_model
-from hyimg_cli.models import licences, nearby
+from hyimg_cli.models import licences, nearby, whole
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -194,19 +195,23 @@ def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[in
     return stored
 
 
-def check_headers(model: str, revision: str | None = None) -> None:
+def check_headers(model: str, revision: str | None = None, *, store: DiskStore) -> None:
     """Raise CheckpointError for faults that the headers of a checkpoint's files show; no torch.
 
     Weights of a hub id may be fetched later, and those of the large decoders need not be here.
+    `store` keeps which checkpoints were whole (see `whole`).
     """
     folder = resolve_model(model, revision, with_weights=False)
     family = _family(folder)
     try:
         (family.check_headers or family.tensors)(folder)
     except CheckpointError as error:
-        may_come_later = not os.path.isdir(os.path.expanduser(model)) or not family.check_headers
-        if not may_come_later or error.code not in NOT_FETCHED:
+        is_here = os.path.isdir(os.path.expanduser(model)) and family.check_headers is not None
+        if is_here or error.code not in NOT_FETCHED:
             raise
+        return
+    if family.check_headers is not None and model not in (EMBEDDED, EMBEDDED_VIDEO):
+        whole.refuse_wrong(family, folder, fingerprint(model, revision), store)
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:

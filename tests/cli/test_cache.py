@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.cache.disk import (
+    CHECKED_CHECKPOINTS,
     CHECKED_SOURCES,
     PROMPT_EMBEDDINGS,
     QUANTIZED_WEIGHTS,
@@ -39,7 +40,8 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     size = DiskStore(folder, 1).size_bytes
     listed = run_cli("cache", "list", "--cache-dir", folder, "--json")
     assert (listed.code, listed.json_lines) == (
-        0, [{"kind": CHECKED_SOURCES, "entries": 0, "bytes": 0},
+        0, [{"kind": CHECKED_CHECKPOINTS, "entries": 0, "bytes": 0},
+            {"kind": CHECKED_SOURCES, "entries": 0, "bytes": 0},
             {"kind": PROMPT_EMBEDDINGS, "entries": 0, "bytes": 0},
             {"kind": QUANTIZED_WEIGHTS, "entries": 0, "bytes": 0},
             {"kind": RATES, "entries": 0, "bytes": 0},
@@ -51,6 +53,7 @@ def test_list_and_size_count_what_is_there(run_cli: Run, folder: Path) -> None:
     assert sized == {"folder": str(folder), "entries": 2, "bytes": size}
     text = run_cli("cache", "list", "--cache-dir", folder).out
     assert text.splitlines() == [
+        f"{CHECKED_CHECKPOINTS}  0 entries  0 bytes",
         f"{CHECKED_SOURCES}  0 entries  0 bytes",
         f"{PROMPT_EMBEDDINGS}  0 entries  0 bytes", f"{QUANTIZED_WEIGHTS}  0 entries  0 bytes",
         f"{RATES}  0 entries  0 bytes",

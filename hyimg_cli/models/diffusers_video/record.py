@@ -347,6 +347,12 @@ def _forward_work(cells: int, width: int, layers: int, weights: int, channels: i
     )
 
 
+def _refuse_wrong(folder: Path) -> None:
+    from hyimg_cli.models.diffusers_video.weights import check_all  # imports torch
+
+    check_all(read_layout(folder))
+
+
 FAMILY = Family(
     name="diffusers_video",
     makes="videos",
@@ -355,5 +361,6 @@ FAMILY = Family(
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
     tensors=lambda folder: read_layout(folder).tensors(),
     check_headers=lambda folder: check_headers(read_layout(folder)),
+    refuse_wrong=_refuse_wrong,
     follows=frozenset({"quantization", "attention_backend", "compile_blocks", "cpu_offload=group"}),
 )

@@ -127,7 +127,9 @@ def check_weights(component: Component) -> int:
 
 
 def check_all(layout: CheckpointLayout) -> int:
-    """Check the weights of all parts; return their number of parameters."""
+    """Check the weights of all parts, and values of others; return their number of parameters."""
+    for name in layout.components.keys() & {"scheduler", "guider"}:
+        check_arguments(layout.components[name].config(), component_class(layout.components[name]))
     return sum(check_weights(part) for part in layout.components.values() if part.has_weights)
 
 

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from models.diffusers_image.classic import Checkpoint, line
 from safetensors.torch import load_file, save_file
 
+from hyimg_cli.cache.disk import CHECKED_CHECKPOINTS, DiskStore
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image.record import read_layout
@@ -205,7 +207,14 @@ def test_a_checkpoint_that_is_wrong_is_refused_by_name(
     assert "\n  hint: " in ran.err
 
 
-@pytest.mark.parametrize("wrong", AT_HEADERS)
+FEW_AT_HEADERS = ("vae as torch.int8", "an empty vocabulary", "a variant", "a shallow text encoder")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [pytest.param(one, marks=() if one in FEW_AT_HEADERS else pytest.mark.thorough)
+     for one in AT_HEADERS],
+)  # fmt: skip
 def test_check_finds_wrong_files_from_their_headers(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     wrong: str,
@@ -222,6 +231,60 @@ def test_check_finds_wrong_files_from_their_headers(
     assert ran.code == 3, ran.err
     assert "error[checkpoint." in ran.err, ran.err
     assert named in ran.err
+
+
+OTHER_TENSORS: dict[str, Change] = {
+    "one more beside the blocks": in_weights(
+        f"transformer/{WEIGHTS}", lambda tensors: tensors.update({"extra.weight": torch.ones(2)})
+    ),
+    "one less beside the blocks": in_weights(
+        f"transformer/{WEIGHTS}", lambda tensors: tensors.pop("proj_out.weight")
+    ),
+    "another name": in_weights(
+        f"vae/{WEIGHTS}",
+        lambda tensors: tensors.update({"decoder.in.bias": tensors.pop("decoder.conv_in.bias")}),
+    ),
+    "another shape": in_weights(
+        "text_encoder/model.safetensors", lambda tensors: tensors.update({"norm.weight": ONE})
+    ),
+    "a word for a number": in_json("vae/config.json", norm_num_groups="two"),
+    "a word for the scheduler's number": in_json("scheduler/scheduler_config.json", shift="two"),
+}
+ONE = torch.ones(1)
+
+
+@pytest.mark.parametrize("wrong", OTHER_TENSORS)
+def test_check_refuses_what_the_library_would_not_load(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, wrong: str
+) -> None:
+    folder = tmp_path / "wrong"
+    shutil.copytree(checkpoint("klein"), folder)
+    OTHER_TENSORS[wrong](folder)
+    manifest = str(write_manifest(line("a", "red")))
+    ran = run_cli("check", manifest, "--model", str(folder))
+    assert (ran.code, "error[checkpoint." in ran.err) == (3, True), ran.err
+
+
+@pytest.mark.thorough  # starts a process that imports torch
+def test_a_whole_checkpoint_is_compared_once_in_another_process(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process without torch asks another one, and keeps only that a checkpoint was whole."""
+    folder, store = tmp_path / "own", DiskStore(tmp_path / "kept", 1 << 20)
+    shutil.copytree(checkpoint("klein"), folder)
+    monkeypatch.delitem(sys.modules, "torch")
+    registry.check_headers(str(folder), store=store)
+    (kept,) = store.entries()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    registry.check_headers(str(folder), store=store)
+    assert kept.kind == CHECKED_CHECKPOINTS
+    in_json("vae/config.json", norm_num_groups="two")(folder)
+    registry._fingerprint.cache_clear()
+    with pytest.raises(FileNotFoundError):
+        registry.check_headers(str(folder), store=store)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="norm_num_groups"):
+        registry.check_headers(str(folder), store=store)
 
 
 def test_heads_of_another_width_are_read(tmp_path: Path, checkpoint: Checkpoint) -> None:
