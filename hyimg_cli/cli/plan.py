@@ -110,7 +110,7 @@ def show_plan(given: Mapping[str, Any]) -> int:
         *_lines(order, costs, think=given["assume_think"]),
         f"total: {counted(len(order.groups), 'group')}{before}",
         *(_time_lines(eta) if to_run else ["time: nothing left to run"]),
-        *_memory_lines(memory, components),
+        *_memory_lines(memory, components, _form_text(*held_as)),
         *(f"  {model} does not fit into {why}" for model, why in too_large.items()),
         *_limit_lines(components, on_gpu, config, replicas, has_pictures=bool(memory)),
         *_expert_lines(order, config, think=given["assume_think"]),
@@ -145,11 +145,16 @@ def _networks(order: Plan, config: RunConfig) -> dict[str, Networks]:
     return found
 
 
+def _form_text(dtype: str, quantization: str) -> str:
+    """Return the precision of weights, as `in bfloat16` or `in fp8 and bfloat16`."""
+    return f"in {dtype}" if quantization == "none" else f"in {quantization} and {dtype}"
+
+
 def _memory_lines(
-    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]]
+    memory: Mapping[str, Footprint], components: Mapping[str, dict[str, int]], form: str
 ) -> Iterator[str]:
     for model, one in memory.items():
-        yield f"  weights of {model}: {bytes_text(one.weights)}"
+        yield f"  weights of {model}: {bytes_text(one.weights)}, {form}"
         texts, drawn = counted(one.thinking, "text"), counted(one.drawing, "picture")
         counts = f"memory for {texts} and {drawn} at once"
         if one.ranks:
@@ -166,7 +171,7 @@ def _memory_lines(
             yield f"  with less memory, fewer pictures at once: {bytes_text(one.least)} for one"
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
-        yield f"  weights of {model}: {parts}"
+        yield f"  weights of {model}: {parts}, {form}"
 
 
 def _too_large(order: Plan, config: RunConfig, replicas: int) -> Iterator[tuple[str, str]]:

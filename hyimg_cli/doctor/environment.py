@@ -131,9 +131,9 @@ def hub(config: RunConfig) -> Check:
     """Report how checkpoints would be downloaded, and whether a token is set."""
     from huggingface_hub import constants, get_token
 
-    where = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "online"
+    where = "off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "on (not contacted)"
     token = "a token is set" if get_token() else "no token"
-    return Check("ok", f"{where}, {token}")
+    return Check("ok", f"downloads are {where}, {token}")
 
 
 def kernels(config: RunConfig) -> Check:

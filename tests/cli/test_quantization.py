@@ -1,6 +1,7 @@
 """`--quantization` from the command line to `run.json`, and what a second run makes of it."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,10 @@ def test_the_plan_says_what_quantization_saves(
     assert weights["nf4"] < weights["fp8"] < weights["none"]
     one = memory["fp8"]["tiny-image"]
     assert one["total"] == one["weights"] + one["kv"] + one["activations"]
-    assert "weights of " in run_cli("plan", manifest).out
+    plain = run_cli("plan", manifest, "--device", "cpu").out
+    assert re.search(r"weights of tiny-image: .*, in float32\n", plain)
+    halved = run_cli("plan", manifest, "--device", "cpu", "--dtype", "bfloat16").out
+    assert re.search(r"weights of tiny-image: .*, in bfloat16\n", halved)
 
 
 def test_the_plan_says_how_many_think_and_draw(
