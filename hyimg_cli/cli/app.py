@@ -35,6 +35,12 @@ Edit and generate pictures and videos in batches. To start:
 
 To try it, run `hyimg generate quickstart`, which draws nine samples. `hyimg --help`
 lists all commands, and `hyimg COMMAND --help` explains one."""
+# Options of earlier versions, with what to do instead; by command where others still have them.
+_REMOVED = {
+    "--rounds": "draw more with a higher --n; existing candidates are kept",
+    "--audit": "leave the scorer out of hyimg pick --by NAME; out/scores.jsonl has its values",
+    "hyimg pick --score": "score with hyimg score, then choose scorers with hyimg pick --by NAME",
+}
 logger = logging.getLogger(__name__)
 
 _app = typer.Typer(
@@ -120,6 +126,8 @@ def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageE
         if lacking and given not in flags:
             meaning, hint = lacking
             return UsageError(f"{given} is not supported: hyimg has no {meaning}", hint=hint)
+        if hint := _REMOVED.get(given, _REMOVED.get(f"{path} {given}", "")):
+            return UsageError(f"{path} has no {given}: it was removed", hint=hint)
         what = error.message
         if given not in flags and (hint := other_words.advice(given, flags)):
             return UsageError(what, hint=f"{hint}; {path} {page} lists all options")

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import typer
@@ -25,12 +24,12 @@ RUN_OR_TEXTS = typer.Argument(
 _MOST_SHOWN = 20
 
 
-def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
+def show_picks(picks: Sequence[Mapping[str, Any]], *, is_quiet: bool, as_json: bool) -> int:
     """Report the picks and the reasons for rejections, and return the exit code.
 
     It is 1 if a line has no accepted candidate.
     """
-    tell = render.note_unless(style.is_quiet)
+    tell = render.note_unless(is_quiet)
     poor = [one for one in picks if not set(one["picked"]) - set(one["missing"])]
     for one in picks[:_MOST_SHOWN]:
         picked, missing = ", ".join(one["picked"]) or "none", one["missing"]
@@ -45,16 +44,18 @@ def show_picks(picks: Sequence[Mapping[str, Any]], style: Style) -> int:
     )
     said = f"{counted(len(picks), 'line')}, {len(picks) - len(poor)} with an accepted candidate"
     tell(f"{said}; rejected: {rejected or 'none'}")
-    # The audit scorer's values; it never chooses.
-    for name in dict.fromkeys(name for one in picks for name in one["audit"]):
-        audits = [one["audit"][name] for one in picks if name in one["audit"]]
-        if known := [means for means in audits if None not in means.values()]:
-            mine, every = (fmean(means[of] for means in known) for of in ("picked", "all"))
-            means = f"{mine:.4g} on average for the picked, {every:.4g} for all"
-            tell(f"audit by {name}, which never chooses: {means}")
+    unjudged = Counter(
+        name for one in picks for entry in one["ranking"] for name in entry.get("not_judged_by", ())
+    )
+    for name, count in unjudged.items():
+        tell(
+            f"{counted(count, 'candidate')} passed without a judgement by {name}: no source picture"
+        )
+    for name in picks[0]["rule"].get("left_out", ()) if picks else ():
+        tell(f"{name} has no value in this run, so it does not count; hyimg score shows why")
     if any(one["missing"] for one in picks):
         tell("run the hyimg generate command of this run again to draw them in full")
-    for one in picks if style.as_json else ():
+    for one in picks if as_json else ():
         render.json_line(one)
     return 1 if poor else 0
 
@@ -70,7 +71,7 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
         picks = flow.run()
     if request.config.output.report:
         refresh_pages(request.config.output.folder)
-    code = show_picks(picks, style)
+    code = show_picks(picks, is_quiet=style.is_quiet, as_json=style.as_json)
     return 1 if any(one.failed or one.invalid for one in flow.summaries) else code
 
 

@@ -39,4 +39,4 @@ def score(
     with stoppable(), ScoresFile(run) as file:
         asked = score_candidates(every, scorers, file, config, tell, retry_failed=retry_failed)
     if not asked:
-        tell("nothing to score: all scores exist, or no scorer applies")
+        tell("nothing was scored: all candidates that the scorers can be shown have their scores")

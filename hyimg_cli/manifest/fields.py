@@ -16,7 +16,6 @@ _SIDE = plain(Side)
 _TOKENS = numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536)
 _RATIO = plain(Annotated[int, Interval(ge=0, le=999)])
 _COUNT = plain(Annotated[int, Interval(ge=0, le=10**6)])
-_ROUND = plain(Annotated[int, Interval(ge=1, le=1000)])
 _IMAGE = ("image", "image_path")
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Id of the job, and name of its file.", ("id", "request_id")),
@@ -37,7 +36,6 @@ _OWN = (
     Field("camera", CAMERA, "Camera path for i2v: poses.npy, or keys.", only="videos"),
     Field("candidate_of", CUSTOM_ID, "Line that this job is a candidate of."),
     Field("candidate", _COUNT, "Number of the candidate in its line, from 0."),
-    Field("round", _ROUND, "Round of draws of the candidate, from 1."),
     Field("draft_of", CUSTOM_ID, "Job that this is a draft of."),
     Field("metadata", ANYTHING, "Copy this object to the result."),
 )

@@ -341,9 +341,7 @@ class Line:
                 what = f"{other} cannot be used with seeds"
                 self.add("conflict", what, other, f"give {other} or seeds")
         is_candidate = "candidate_of" in self.given
-        for name in sorted(
-            ({"n", "seeds"} if is_candidate else {"candidate", "round"}) & self.given
-        ):
+        for name in sorted(({"n", "seeds"} if is_candidate else {"candidate"}) & self.given):
             what = "a candidate has one result" if is_candidate else "it needs candidate_of"
             self.add("conflict", what, name, "remove the field")
         # A region turns keep_outside on, unless the line says otherwise.

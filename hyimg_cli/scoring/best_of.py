@@ -4,15 +4,13 @@
     the model is released, the scorers look at the drafts one after the other
     OUT           a run of the picked candidates, each with its seed and its draft's text
     the scorers look at those, too; a final that a gate rejects makes way for the next candidate
-    lines without an accepted candidate get n new seeds, for as many rounds as were asked for
 
 Without drafts OUT is a run of every candidate in full. What is done is found by files alone: the
 same command goes on wherever it was stopped.
 """
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,23 +24,18 @@ from hyimg_cli.journal.picks import (
     DRAFTS,
     ScoresFile,
     read_choices,
-    write_candidates,
     write_picks,
 )
 from hyimg_cli.journal.texts_file import note_of
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
-from hyimg_cli.manifest.resolved import lines_beside
-from hyimg_cli.manifest.resolved_line import count_up
 from hyimg_cli.models import registry
 from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
 from hyimg_cli.scoring.pick import pick, rule_of
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.settings.config import settings_of
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.events import Remark
-from hyimg_cli.spec.job import BY_ID, ImageJob, Job, Lineage, SizeRequest
-from hyimg_cli.spec.units import counted
+from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
 
 Picks = list[dict[str, Any]]
 
@@ -66,8 +59,6 @@ class BestOf:
         self._out, self._steps = config.output.folder, config.candidates.draft_steps
         # Candidates without a value are scored again once, not at each step.
         self._asks_again = request.policy.retry_failed
-        # Further rounds of draws, by line.
-        self._rounds: Counter[str] = Counter()
         why = ""
         if not self.scorers:
             why = "drafts need a scorer to choose by: add --score"
@@ -88,18 +79,7 @@ class BestOf:
         return self._at_work is not None and self._at_work.request_stop(signal_number)
 
     def run(self) -> Picks:
-        """Draw, score and pick until every line has its candidates or the rounds are over."""
-        picks = self._draw_round()
-        for _ in range(1, self.request.config.candidates.rounds):
-            poor = [one["candidate_of"] for one in picks if not accepted(one)]
-            if not poor:
-                break
-            self._rounds.update(poor)
-            self._tell(f"{counted(len(poor), 'line')} without an accepted candidate: another round")
-            picks = self._draw_round()
-        return picks
-
-    def _draw_round(self) -> Picks:
+        """Draw, score and pick, and draw the picked in full."""
         self._draw(self._out / DRAFTS if self._steps else self._out, self._candidates)
         picks, before = self._pick(), set[str]()
         # A run that ended early, by --fail-fast, leaves some candidates undrawn; so does this.
@@ -133,7 +113,7 @@ class BestOf:
         return picks
 
     def _candidates(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return every candidate of these rounds, as a draft if drafts were requested."""
+        """Return every candidate, as a draft if drafts were requested."""
         for job in jobs:
             if not isinstance(job, ImageJob):
                 what, hint = (
@@ -141,11 +121,7 @@ class BestOf:
                     "remove the videos",
                 )
                 raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
-        every = [*add_rounds(jobs, self._rounds)]
-        made = [draft_of(job, self._steps) for job in every] if self._steps else every
-        if not self._rounds:
-            write_candidates(self._out, lines_beside(jobs, self._out))
-        return made
+        return [draft_of(job, self._steps) if self._steps else job for job in jobs]
 
     def _finals(self, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
         """Return the chosen candidates in full, and the ones drawn in full before."""
@@ -155,7 +131,7 @@ class BestOf:
         revision = self.request.config.model.revision
         return [
             with_text(job, drafts[job.custom_id], revision)
-            for job in add_rounds(jobs, self._rounds)
+            for job in jobs
             if job.custom_id in wanted and isinstance(job, ImageJob)
         ]
 
@@ -173,11 +149,6 @@ def draw_best(
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(Path(manifest))
     return BestOf(RunRequest(manifest, config, settings_of(config)), on_event).run()
-
-
-def accepted(line: dict[str, Any]) -> list[str]:
-    """Return the picked candidates of a line of picks that are drawn in full."""
-    return [name for name in line["picked"] if name not in line["missing"]]
 
 
 def drafts_of(request: RunRequest) -> RunRequest:
@@ -224,43 +195,3 @@ def with_text(job: ImageJob, draft: Candidate, revision: str | None) -> ImageJob
         size = SizeRequest(own[0].height, own[0].width) if own else size
     written = json.dumps(note, sort_keys=True)
     return replace(job, size=size, cot_token_ids=tuple(ids), written_json=written)
-
-
-def add_rounds(jobs: Sequence[Job], rounds: Counter[str]) -> Iterator[Job]:
-    """Yield the jobs, each line's followed by as many more for each further round of draws.
-
-    Raises UsageError if a new candidate has the id of another job.
-    """
-    groups: dict[str, list[Job]] = defaultdict(list)
-    for job in jobs:
-        groups[job.lineage.candidate_of or job.custom_id].append(job)
-    taken = {job.custom_id for job in jobs}
-    for of, own in groups.items():
-        yield from own
-        for number in range(len(own), len(own) * (1 + rounds[of])):
-            custom_id = f"{of}-{number}"
-            if custom_id in taken:
-                what = f'another round of "{of}" needs the id "{custom_id}", which a job has'
-                raise UsageError(what, hint="rename that job", code="usage.rounds")
-            yield _next_candidate(of, own, number, custom_id)
-
-
-def _next_candidate(of: str, own: Sequence[Job], number: int, custom_id: str) -> Job:
-    """Return the candidate with this number; its seeds continue the line's."""
-    ids = [job.custom_id for job in own]
-
-    def follow(seeds: Sequence[int]) -> int:
-        if len(seeds) > 1 and len(set(seeds)) == 1:
-            return seeds[0]  # fields in which the candidates do not differ
-        is_by_id = seeds[0] == seed_from(ids[0])
-        if is_by_id or list(seeds) != [count_up(seeds[0], by) for by in range(len(seeds))]:
-            return seed_from(custom_id)
-        return count_up(seeds[0], number)
-
-    first = own[0]
-    lineage = Lineage(of, number, round=1 + number // len(own))
-    name = first.file_name if first.file_name == BY_ID else f"{first.file_name}-{number}"
-    values: dict[str, Any] = {"seed": follow([job.seed for job in own])}
-    if isinstance(first, ImageJob):
-        values["ar_seed"] = follow([job.ar_seed for job in own if isinstance(job, ImageJob)])
-    return replace(first, custom_id=custom_id, file_name=name, lineage=lineage, **values)

@@ -2,29 +2,32 @@
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import file_digest
 from hyimg_cli.journal.past_run import resolved_jobs
-from hyimg_cli.journal.picks import DRAFTS, ScoresFile, read_lines
+from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoresFile, read_lines
 from hyimg_cli.journal.resume import is_intact
 from hyimg_cli.scoring.process import ScorerProcess
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted, time_text
 
 BATCH = 8
 _TOLD_EVERY_S = 30.0
+_MOST_FAULTS = 5
 Tell = Callable[[str], object]
 Groups = dict[str, list["Candidate"]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,6 @@ class Candidate:
     @property
     def number(self) -> int:
         return int(self.line.get("candidate", 0))
-
-    @property
-    def round(self) -> int:
-        return int(self.line.get("round", 1))
 
     @property
     def output(self) -> Mapping[str, Any]:
@@ -140,14 +139,30 @@ def read_candidates(place: Path) -> Groups:
 
 
 def read_pool(place: Path) -> tuple[Groups, dict[str, Candidate] | None]:
-    """Return the candidates of a run; if they are drafts, also the full pictures by id."""
+    """Return the candidates of a run; if they are drafts, also the full pictures by id.
+
+    Raises UsageError for the drafts of a run: their scores and choices are in the run's folder.
+    """
+    if (run := run_of_drafts(place)) is not None:
+        what = "these are the drafts of a run: its scores and choices are in the run's own folder"
+        raise UsageError(what, where=place, hint=f"name the run: {run}", code="usage.drafts")
     if not (place / DRAFTS).is_dir():
         return read_candidates(place), None
     finals = read_candidates(place) if RunFolder(place).is_run else {}
     return read_candidates(place / DRAFTS), {one.custom_id: one for one in all_in(finals)}
 
 
-def all_in(pool: Groups) -> list[Candidate]:
+def run_of_drafts(place: Path) -> Path | None:
+    """Return the folder of the run that `place` holds the drafts of; None for other folders."""
+    whole = place.absolute().resolve()
+    if whole.name != DRAFTS or not RunFolder(place).is_run:
+        return None
+    if not any(line.get("draft_of") for line in RunFolder(place).results().values()):
+        return None
+    return place.parent if place.name == DRAFTS else Path(os.path.relpath(whole.parent))
+
+
+def all_in(pool: Mapping[str, Sequence[T]]) -> list[T]:
     """Return the candidates of every line."""
     return [one for some in pool.values() for one in some]
 
@@ -187,9 +202,26 @@ def score_candidates(
                 asked += _ask(scorer, items, file, config.score_timeout, tell)
         except MachineError as error:
             errors.append(error)
+        _tell_missing(
+            scorer, candidates, [file.scores[key] for key in wanted if key in file.scores], tell
+        )
     if errors:
         raise errors[0]
     return asked
+
+
+def _tell_missing(
+    scorer: Scorer, candidates: Sequence[Candidate], scores: Iterable[Mapping[str, Any]], tell: Tell
+) -> None:
+    """Report why candidates have no value by a scorer: what they lack, and the scorer's reasons."""
+    lacking = Counter(need for one in candidates for need in {*scorer.declared["needs"]} - one.has)
+    for need, count in lacking.items():
+        tell(f"{scorer.name}: {counted(count, 'candidate')} skipped: no {need} to show to it")
+    faults = Counter(str(one["fault"]) for one in scores if one.get("fault") is not None)
+    for fault, count in faults.most_common(_MOST_FAULTS):
+        tell(f"{scorer.name}: {counted(count, 'candidate')} without a value: {printable(fault)}")
+    if (others := len(faults) - _MOST_FAULTS) > 0:
+        tell(f"{scorer.name}: {counted(others, 'more reason')} in {SCORES}")
 
 
 def _ask(
@@ -201,7 +233,7 @@ def _ask(
 ) -> int:
     """Score candidates by the keys of their scores."""
     began = told = time.monotonic()
-    done = without = 0
+    done = 0
     with ScorerProcess(scorer, limit_s, tell) as process:
         for start in range(0, len(items), BATCH):
             batch = items[start : start + BATCH]
@@ -212,11 +244,9 @@ def _ask(
                 for (key, one), score in zip(batch, scores, strict=True)
             )
             done += len(scores)
-            without += sum(score.fault is not None for score in scores)
             if time.monotonic() - told > _TOLD_EVERY_S:
                 told = time.monotonic()
                 tell(f"{scorer.name}: {done} of {len(items)} scored")
-    missing = f", {without} of them without a value" if without else ""
     took = time_text(time.monotonic() - began)
-    tell(f"{scorer.name}: {counted(done, 'candidate')} scored{missing} in {took}")
+    tell(f"{scorer.name}: {counted(done, 'candidate')} asked in {took}")
     return done

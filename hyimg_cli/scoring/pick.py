@@ -5,18 +5,27 @@ A pure function of results, scores, a person's choices and the rule; draws and s
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.scoring.candidates import Candidate, Groups
+from hyimg_cli.scoring.candidates import Candidate, Groups, all_in
 from hyimg_cli.settings.run import CandidatesConfig
-from hyimg_cli.settings.values import shown
+from hyimg_cli.settings.values import nearest, shown
 
-_GATE = re.compile(r"([A-Za-z0-9_-]+(?:\.[^=]+)?)=(-?[0-9]+(?:\.[0-9]+)?)")
+_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_GATE = re.compile(rf"([A-Za-z0-9_-]+(?:\.[^=]+)?)=({_NUMBER})")
 # Faults of `outside` that are verdicts on the edit.
 _VERDICTS = ("none: ", "global: ")
+_NOT_YET = {"fault": "not scored yet"}
+# What a candidate lacks that a scorer needs, by the words of `scorers.NEEDS`.
+_LACKING = {
+    "source": "no source picture",
+    "mask": "no mask of its edit",
+    "result": "no picture",
+    "text": "no text",
+}
 Values = dict[str, float]
 Scores = Mapping[str, Mapping[str, Any]]
 
@@ -25,19 +34,26 @@ Scores = Mapping[str, Mapping[str, Any]]
 class Rule:
     """How a line's candidates are picked.
 
-    `least`, `most`: gates by scorer or SCORER.PART. `declared`: the known scorers, by name. The
-    `choosing` scorers choose; `audit` never does.
+    `least`, `most`: gates by scorer or SCORER.PART. `declared`: the scorers that count, by name.
+    `by`: the ones that rank; empty for all. `left_out`: scorers that have no value in the run, so
+    that they do not count.
     """
 
     least: Mapping[str, float]
     most: Mapping[str, float]
     keep: int
-    audit: str | None
     declared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    by: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
     @property
     def choosing(self) -> list[str]:
-        return [name for name in self.declared if name != self.audit]
+        return [name for name in self.declared if not self.by or name in self.by]
+
+    @property
+    def gated(self) -> set[str]:
+        """The scorers that a gate names."""
+        return {name.partition(".")[0] for name in (*self.least, *self.most)}
 
     def to_json(self) -> dict[str, Any]:
         scorers = {
@@ -45,19 +61,29 @@ class Rule:
             for name, one in self.declared.items()
         }
         gates = {"min": dict(self.least), "max": dict(self.most)}
-        return gates | {"keep": self.keep, "audit": self.audit, "scorers": scorers}
+        told = {"by": [*self.by], "left_out": [*self.left_out]}
+        return (
+            gates | {"keep": self.keep, "scorers": scorers} | {n: v for n, v in told.items() if v}
+        )
 
 
-def rule_of(config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]]) -> Rule:
+def rule_of(
+    config: CandidatesConfig, declared: Mapping[str, Mapping[str, Any]], by: Sequence[str] = ()
+) -> Rule:
     """Return the rule of a run's settings over scorers by name.
 
-    Each scorer has `identity` and `declared`. Raises UsageError for a gate or an audit by an
-    unknown scorer.
+    Each scorer has `identity` and `declared`. `by`: the scorers that rank; empty for all. Raises
+    UsageError for a gate or a name without a scorer.
     """
     least, most = (_gates(one, declared) for one in (config.least, config.most))
-    if config.audit is not None and config.audit not in declared:
-        raise _no_scorer(config.audit, "--audit", declared)
-    return Rule(least, most, config.keep, config.audit, declared)
+    for name in by:
+        if name not in declared:
+            raise _no_scorer(name, "--by", declared)
+    rule = Rule(least, most, config.keep, declared, by)
+    if by:  # scorers that neither rank nor have a gate do not count
+        counted = {*by, *rule.gated}
+        rule = replace(rule, declared={n: one for n, one in declared.items() if n in counted})
+    return rule
 
 
 def _gates(texts: Sequence[str], declared: Mapping[str, Any]) -> dict[str, float]:
@@ -73,8 +99,38 @@ def _gates(texts: Sequence[str], declared: Mapping[str, Any]) -> dict[str, float
 
 
 def _no_scorer(name: str, where: str, declared: Mapping[str, Any]) -> UsageError:
-    hint = f"scorers here: {', '.join(declared) or 'none; hyimg score RUN --score … adds one'}"
+    close = nearest(name, declared)
+    guess = f"did you mean {close}? " if close else ""
+    hint = (
+        f"{guess}scorers here: {', '.join(declared) or 'none; hyimg score RUN --score … adds one'}"
+    )
     return UsageError(f"no scorer is called {shown(name)}", where=where, hint=hint)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A candidate with its score by each scorer that could be shown it."""
+
+    candidate: Candidate
+    scores: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def is_edit(self) -> bool:
+        return bool(self.candidate.line.get("images"))
+
+
+def _scored(one: Candidate, scores: Scores, rule: Rule) -> Scored:
+    found = {}
+    for name, scorer in rule.declared.items():
+        needs = scorer["declared"].get("needs", ())
+        if one.has.issuperset(needs):
+            found[name] = scores.get(one.key(scorer["identity"], needs), _NOT_YET)
+    return Scored(one, found)
+
+
+def _is_judgement(score: Mapping[str, Any]) -> bool:
+    """Return True for a value, and for a verdict on the edit."""
+    return score.get("value") is not None or str(score.get("fault")).startswith(_VERDICTS)
 
 
 def pick(
@@ -87,35 +143,54 @@ def pick(
     """Return the lines of picks.jsonl, one for each line of the manifest.
 
     `finals`: for drafts, the pictures drawn in full, by id; None if the candidates are drawn in
-    full.
+    full. A scorer without any value, such as one that always failed, does not count if another has
+    values, unless a gate names it.
     """
+    scored = {of: [_scored(one, scores, rule) for one in some] for of, some in pool.items()}
+    full = {name: _scored(one, scores, rule) for name, one in (finals or {}).items()}
+    judged = {
+        name
+        for one in (*all_in(scored), *full.values())
+        for name, score in one.scores.items()
+        if _is_judgement(score)
+    }
+    counted = judged | rule.gated if judged else {*rule.declared}
+    rule = replace(
+        rule,
+        declared={name: one for name, one in rule.declared.items() if name in counted},
+        left_out=[name for name in rule.declared if name not in counted],
+    )
     return [
-        _pick_of(of, candidates, finals, scores, rule, choices.get(of))
-        for of, candidates in pool.items()
+        _pick_of(of, candidates, None if finals is None else full, rule, judged, choices.get(of))
+        for of, candidates in scored.items()
     ]
 
 
 def _pick_of(
     of: str,
-    candidates: Sequence[Candidate],
-    finals: Mapping[str, Candidate] | None,
-    scores: Scores,
+    candidates: Sequence[Scored],
+    finals: Mapping[str, Scored] | None,
     rule: Rule,
+    judged: set[str],
     choice: Sequence[str] | None,
 ) -> dict[str, Any]:
     """Return the line of picks.jsonl for one line of the manifest."""
-    by_name = {one.custom_id: one for one in candidates}
+    by_name = {one.candidate.custom_id: one.candidate for one in candidates}
     entries: dict[str, dict[str, Any]] = {}
     reasons: dict[str, list[str]] = {}
     first: dict[str, str] = {}
-    for name, one in by_name.items():
-        values, reasons[name] = judge(one, scores, rule)
+    for scored in candidates:
+        one, name = scored.candidate, scored.candidate.custom_id
+        values, reasons[name] = judge(scored, rule, judged)
         entries[name] = {"custom_id": name, "candidate": one.number, "values": values}
         if one.content and first.setdefault(one.content, name) != name:
             reasons[name].append(f"duplicate of {first[one.content]}")
         if final := (finals or {}).get(name):
-            entries[name]["final_values"], why = judge(final, scores, rule)
+            entries[name]["final_values"], why = judge(final, rule, judged)
             reasons[name] = reasons[name] or [f"final: {reason}" for reason in why]
+        unjudged = sorted(rule.gated - scored.scores.keys())
+        if unjudged and not reasons[name]:
+            entries[name]["not_judged_by"] = unjudged
     values_of = {name: entry["values"] for name, entry in entries.items()}
     eligible = [name for name in by_name if not reasons[name]]
     mean_ranks = _mean_ranks(eligible, values_of, rule)
@@ -131,7 +206,7 @@ def _pick_of(
         entries[name] |= {"rank": rank, "mean_rank": mean_ranks.get(name)}
         entries[name] |= {"overruled": reasons[name]} if reasons[name] else {}
     rejected = [entries[name] | {"reasons": reasons[name]} for name in by_name if name not in order]
-    steps = candidates[0].result.get("denoise_steps")
+    steps = candidates[0].candidate.result.get("denoise_steps")
     return {
         "candidate_of": of,
         "picked": picked,
@@ -139,41 +214,59 @@ def _pick_of(
         "chosen_by": "rule" if choice is None else "person",
         "ranking": [entries[name] for name in order],
         "rejected": rejected,
-        "round": max(one.round for one in candidates),
         "draft_steps": None if finals is None else steps,
-        "audit": _audit(rule, picked, values_of),
         "rule": rule.to_json(),
     }
 
 
-def judge(one: Candidate, scores: Scores, rule: Rule) -> tuple[Values, list[str]]:
-    """Return a candidate's values by scorer and SCORER.PART, and why it is rejected, if it is."""
+def judge(scored: Scored, rule: Rule, judged: set[str]) -> tuple[Values, list[str]]:
+    """Return a candidate's values by scorer and SCORER.PART, and why it is rejected, if it is.
+
+    `judged`: the scorers with a judgement on any candidate of the run.
+    """
     values: Values = {}
-    if one.result and one.result.get("status") != "done":
-        return values, [f"failed: {(one.result.get('error') or {}).get('message', '')}"]
-    edit = one.result.get("edit") or {}
+    result = scored.candidate.result
+    if result and result.get("status") != "done":
+        return values, [f"failed: {(result.get('error') or {}).get('message', '')}"]
+    edit = result.get("edit") or {}
     reasons = ["none: no edit was found"] if edit.get("kind") == "none" else []
-    for name, declared in rule.declared.items():
-        needs = declared["declared"].get("needs", ())
-        if not one.has.issuperset(needs):
+    for name in rule.declared:
+        if (score := scored.scores.get(name)) is None:
             continue
-        score = scores.get(one.key(declared["identity"], needs), {"fault": "not scored yet"})
         if score.get("value") is not None:
             values[name] = score["value"]
             values |= {f"{name}.{part}": value for part, value in score["parts"].items()}
-        elif name != rule.audit:
+        else:
             fault = str(score["fault"])
-            reasons += [fault if fault.startswith(_VERDICTS) else f"not scored: {name}: {fault}"]
-    return values, [*dict.fromkeys(reasons), *_breaches(values, rule)]
+            reasons.append(
+                fault if fault.startswith(_VERDICTS) else f"not scored by {name}: {fault}"
+            )
+    breaches = [*_unjudged(scored, rule, judged), *_breaches(values, rule)]
+    return values, [*dict.fromkeys(reasons), *breaches]
+
+
+def _unjudged(scored: Scored, rule: Rule, judged: set[str]) -> Iterator[str]:
+    """Yield why gates do not pass a candidate that their scorers cannot be shown.
+
+    Only a gate on edits (its scorer needs a source or a mask) passes a picture without a source,
+    and only if it judged an edit of this run.
+    """
+    for name in sorted(rule.gated - scored.scores.keys()):
+        needs = rule.declared[name]["declared"].get("needs", ())
+        if not scored.is_edit and name in judged and {"source", "mask"}.intersection(needs):
+            continue
+        lacking = [_LACKING[need] for need in needs if need not in scored.candidate.has]
+        yield f"not scored by {name}: {' and '.join(lacking)}"
 
 
 def _breaches(values: Values, rule: Rule) -> Iterator[str]:
     for limits, sign, way in ((rule.least, "<", 1), (rule.most, ">", -1)):
         for name, limit in limits.items():
-            if name.partition(".")[0] not in values:
-                continue  # not scored, which is another reason; or without a source to compare
+            scorer, _, part = name.partition(".")
+            if scorer not in values:
+                continue  # not scored, which is another reason
             if name not in values:
-                yield f"not scored: {name}"
+                yield f"not scored by {scorer}: no part is called {part}"
             elif values[name] * way < limit * way:
                 yield f"{name} {values[name]:g} {sign} {limit:g}"
 
@@ -194,13 +287,3 @@ def _mean_ranks(
             better, equal = (sum(map(test, own.values())) for test in (value.__gt__, value.__eq__))
             ranks[one].append(better + (equal + 1) / 2)
     return {one: round(fmean(some), 4) if some else None for one, some in ranks.items()}
-
-
-def _audit(rule: Rule, picked: Sequence[str], values: Mapping[str, Values]) -> dict[str, Any]:
-    """Return the mean values of the scorer that never chooses: over the picked, and over all."""
-    if (name := rule.audit) is None:
-        return {}
-    every = {one: found[name] for one, found in values.items() if name in found}
-    some = [every[one] for one in picked if one in every]
-    mean = {"picked": some, "all": [*every.values()]}
-    return {name: {of: round(fmean(those), 4) if those else None for of, those in mean.items()}}

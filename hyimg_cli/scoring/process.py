@@ -46,7 +46,11 @@ class Score:
 
 
 class _BatchFailed(Exception):
-    """A batch that returned no scores."""
+    """A batch that returned no scores. `is_late`: because the time was over."""
+
+    def __init__(self, why: str, *, is_late: bool = False) -> None:
+        super().__init__(why)
+        self.is_late = is_late
 
 
 class ScorerProcess:
@@ -134,14 +138,16 @@ class ScorerProcess:
             os.close(theirs_out)
         self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
         self._listener.start()
+        hint = "check the packages of its interpreter; --score-python NAME=PATH names another"
         try:
             why = self._exchange(scorer.options).get("error")
         except _BatchFailed as failed:
             why = str(failed)
+            if failed.is_late:
+                hint = "give it more time to import and load: --score-timeout SECONDS"
         if why:
             self._stop()
             said = f" ({'; '.join(self._printed)})" if self._printed else ""
-            hint = "check the packages of its interpreter; --score-python NAME=PATH names another"
             raise self._error(f"the scorer cannot start: {why}{said}", hint)
 
     def _exchange(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,7 +184,7 @@ class ScorerProcess:
         elif not line:
             why = _ending(process)
         self._stop()
-        raise _BatchFailed(why)
+        raise _BatchFailed(why, is_late=is_late.is_set())
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         """Pass on what the process prints, without control sequences."""

@@ -49,8 +49,19 @@ def _read(asked: BinaryIO, lines: Any) -> None:
 
 def _tell(told: BinaryIO, answer: Any) -> None:
     # Values that JSON cannot hold are the scorer's fault, and an error of this batch.
-    told.write(json.dumps(answer).encode() + b"\n")
+    told.write(json.dumps(answer, default=_number).encode() + b"\n")
     told.flush()
+
+
+def _number(value: Any) -> Any:
+    """Return the number in a scalar or an array of one element, as numpy and torch have them."""
+    try:
+        number = value.item()
+    except Exception:  # any library's own
+        number = None
+    if isinstance(number, (bool, int, float)):
+        return number
+    raise TypeError("a value of type " + type(value).__name__ + " is not a number")
 
 
 def _module(name: str) -> Any:

@@ -541,10 +541,6 @@ class CandidatesConfig:
     most: Annotated[tuple[str, ...], GATES] = _candidates(
         (), "Maximum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
     )
-    rounds: Annotated[int, Interval(ge=1, le=100)] = _candidates(
-        1, "Maximum rounds: each later one draws n more for lines without an accepted candidate."
-    )
-    audit: str | None = _candidates(None, "Report the means of this scorer, but never pick by it.")
 
 
 @dataclass(frozen=True, kw_only=True)

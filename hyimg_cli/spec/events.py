@@ -207,7 +207,6 @@ class Outcome:
     finishing_key: str = ""
     candidate_of: str | None = None
     candidate: int | None = None
-    round: int | None = None
     draft_of: str | None = None
     source_sha256: tuple[str, ...] | None = None
     model_sha256: str | None = None

@@ -74,13 +74,11 @@ class Lineage:
     """Origin of a candidate or a draft: its line, or the job in full.
 
     `candidate_of`: the line of which it is one of several results. `candidate`: its number in the
-    line, from 0. `round`: of draws, from 1. `draft_of`: the id of the full job. Empty: an
-    independent full job.
+    line, from 0. `draft_of`: the id of the full job. Empty: an independent full job.
     """
 
     candidate_of: str = ""
     candidate: int = 0
-    round: int = 1
     draft_of: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -88,8 +86,6 @@ class Lineage:
         found: dict[str, Any] = {}
         if self.candidate_of:
             found = {"candidate_of": self.candidate_of, "candidate": self.candidate}
-        if self.round > 1:
-            found["round"] = self.round
         return found | ({"draft_of": self.draft_of} if self.draft_of else {})
 
 

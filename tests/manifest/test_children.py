@@ -122,12 +122,12 @@ def test_a_candidate_read_back_is_one_result_whatever_n_is(card_of: Any) -> None
     again, faults = resolved(card_of, *map(job_to_json, jobs), n=8)
     assert not faults
     assert [job_to_json(job) for job in again] == [job_to_json(job) for job in jobs]
-    draft = replace(jobs[1], lineage=replace(jobs[1].lineage, round=2, draft_of="cat-1"))
+    draft = replace(jobs[1], lineage=replace(jobs[1].lineage, draft_of="cat-1"))
     ((back,), _) = resolved(card_of, job_to_json(draft))
     assert back.lineage == draft.lineage
     # What it is a candidate for changes neither its pixels nor its file.
     assert shaping_fields(job_to_json(draft)) == shaping_fields(job_to_json(jobs[1]))
-    assert not set(public_line(draft)) & {"candidate_of", "candidate", "round", "draft_of"}
+    assert not set(public_line(draft)) & {"candidate_of", "candidate", "draft_of"}
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,6 @@ def test_a_candidate_read_back_is_one_result_whatever_n_is(card_of: Any) -> None
         ({"candidate_of": "cat", "candidate": 0, "n": 2}, "n"),
         ({"candidate_of": "cat", "candidate": 0, "seeds": [1]}, "seeds"),
         ({"candidate": 0}, "candidate"),
-        ({"round": 2}, "round"),
     ],
 )
 def test_a_candidate_is_one_result_of_a_line(line: dict[str, Any], field: str) -> None:

@@ -29,6 +29,17 @@ def odd(cases, options):
     return answers[1:] if any(case["prompt"] == "too few" for case in cases) else answers
 
 
+class Scalar:
+    # As numpy and torch have them.
+    def __init__(self, value):
+        self.value = value
+
+    def item(self):
+        if isinstance(self.value, list):
+            raise RuntimeError("a tensor with 2 elements cannot be converted to a scalar")
+        return self.value
+
+
 def answer(prompt):
     if prompt == "raises":
         raise RuntimeError("no such thing")
@@ -39,12 +50,13 @@ def answer(prompt):
     if prompt == "chatters":
         os.write(int(sys.argv[2]), b"not json\\n")
     return {
+        "array": Scalar(5), "bad array": Scalar([5, 6]), "truth array": Scalar(True),
         "nan": float("nan"), "eleven": 11, "text": "ten", "true": True, "none": None,
         "huge": 10**400,
         "guessed": {"value": 5, "reason": "guess_if_cannot_parse"},
         "refused": {"value": None, "fault": "refused: \\x1b[2J no"},
         "part": {"value": 5, "parts": {"a": float("inf")}},
-        "parts": {"value": 5, "parts": {"a": 7}, "reason": "fine"},
+        "parts": {"value": Scalar(5.0), "parts": {"a": Scalar(7)}, "reason": "fine"},
     }.get(prompt, 5)
 
 
@@ -95,7 +107,7 @@ def rule() -> Callable[..., Rule]:
             }
             for name in more.pop("names", ("a", "b"))
         }
-        given = {"least": {}, "most": {}, "keep": 1, "audit": None} | more
+        given = {"least": {}, "most": {}, "keep": 1} | more
         return Rule(**given, declared=declared)
 
     return make

@@ -96,9 +96,7 @@ def test_finals_are_the_plain_runs_pictures_and_nothing_is_done_twice(
     assert gate.json_lines[0]["rejected"][1]["reasons"] == ["random 0.4 < 0.5"]
 
 
-def test_more_candidates_draw_what_is_new_and_rounds_those_of_poor_lines(
-    here: Path, run_cli: Run
-) -> None:
+def test_more_candidates_draw_what_is_new(here: Path, run_cli: Run) -> None:
     command = ("generate", "jobs.jsonl", "-o", "out", "--no-report", "--score", "mine.py:random")
     assert run_cli(*command, "--limit", "3").code == 0
     assert pixels(here / "out").keys() == {"cat-0", "cat-1", "cat-2"}
@@ -106,28 +104,9 @@ def test_more_candidates_draw_what_is_new_and_rounds_those_of_poor_lines(
     (here / "jobs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     more = run_cli(*command)
     assert "3 done, 0 failed, 3 skipped" in more.err
-    # cat-2 has 4 fifths, cat-3 1, edit-0 0, edit-1 2: the edit has none above a half, nor edit-3.
-    rounds = ("--min", "random=0.5", "--rounds", "2")
-    poor = run_cli(*command, *rounds)
-    assert poor.code == 0
-    assert pixels(here / "out").keys() >= {"edit-2", "edit-3"}
-    assert "cat-4" not in pixels(here / "out")
-    picks = read_picks(here / "out")
-    assert [(one["picked"], one["round"]) for one in picks.values()] == [
-        (["cat-2"], 1),
-        (["edit-2"], 2),
-    ]
-    assert RunFolder(here / "out").results()["edit-2"]["round"] == 2
-    # By the command that draws nothing else, and by one whose line asks for four: the same seeds.
-    shutil.rmtree(here / "out")
-    assert run_cli(*command).code == 0
-    assert run_cli("pick", "out", "--score", "mine.py:random", *rounds).code == 0
-    two_rounds = pixels(here / "out")
-    assert read_picks(here / "out").keys() == picks.keys()
-    assert read_picks(here / "out")["edit"]["picked"] == ["edit-2"]
-    (here / "four.jsonl").write_text(json.dumps({**LINES[1], "n": 4}) + "\n")
-    assert run_cli("generate", "four.jsonl", "-o", "four", "-q", "--no-report").code == 0
-    assert pixels(here / "four").items() <= two_rounds.items()
+    # cat-2 has 4 fifths, edit-0 0, edit-1 2.
+    poor = run_cli(*command, "--min", "random=0.5")
+    assert (poor.code, "2 lines, 1 with an accepted candidate" in poor.err) == (1, True)
 
 
 def test_a_persons_choice_is_kept_and_drawn_in_full(here: Path, run_cli: Run) -> None:
@@ -144,8 +123,29 @@ def test_a_persons_choice_is_kept_and_drawn_in_full(here: Path, run_cli: Run) ->
     (here / "choices.jsonl").write_text('{"candidate_of": "edit", "picked": null}\n')
     assert run_cli("pick", "out", "--choices", "choices.jsonl").code == 0
     assert read_picks(here / "out")["edit"]["chosen_by"] == "rule"
-    wrong = run_cli("pick", "out", "--choose", "cat=edit-0")
-    assert (wrong.code, '"edit-0" is not a candidate of "cat"' in wrong.err) == (2, True)
+    # In the drafts' folder it would count for nothing.
+    for command in ("pick", "score"):
+        drafts = run_cli(command, "out/drafts", *(("--score", "text") * (command == "score")))
+        assert (drafts.code, "name the run: out\n" in drafts.err) == (2, True), drafts.err
+    saved = (here / "out/choices.jsonl").read_bytes()
+    for choice, what in {
+        "cat=edit-0": '"edit-0" is not a candidate of "cat"',
+        "zz=none": '"zz" is not a line of this run',
+        "cats=rule": "did you mean cat?",
+        "cat-0=cat-0": '"cat-0" is not a line of this run',
+    }.items():
+        wrong = run_cli("pick", "out", "--choose", choice)
+        assert (wrong.code, what in wrong.err) == (2, True), wrong.err
+    for text, what in {
+        '{"candidate_of": "zz", "picked": []}': "mine.jsonl:1",
+        "no JSON": "save the file again",
+        '{"candidate_of": "cat"}': "this line is not a choice",
+        '{"candidate_of": "cat", "picked": [1]}': "this line is not a choice",
+    }.items():
+        (here / "mine.jsonl").write_text(text)  # without an end, which is not a kill here
+        wrong = run_cli("pick", "out", "--choices", "mine.jsonl")
+        assert (wrong.code, what in wrong.err) == (2, True), wrong.err
+    assert (here / "out/choices.jsonl").read_bytes() == saved
 
 
 PLANTED = """
@@ -192,25 +192,53 @@ def plant(folder: Path) -> None:
     (folder / "mine.py").write_text(PLANTED)
 
 
-def test_a_scorer_that_likes_no_edit_is_rejected_audited_and_shown(
-    tmp_path: Path, run_cli: Run
-) -> None:
+def test_an_edit_that_changed_nothing_is_rejected_and_shown(tmp_path: Path, run_cli: Run) -> None:
     plant(tmp_path)
     flags = ("--score", "mine.py:still", "--score", "mine.py:blue")
     assert run_cli("score", "out", *flags).code == 0
-    fooled = run_cli("pick", "out", "--audit", "blue")
-    line = read_picks(tmp_path / "out")["edit"]
-    assert line["picked"] == ["edit-1"], "what changes least"
-    assert line["audit"]["blue"]["picked"] < line["audit"]["blue"]["all"]
-    assert "audit by blue, which never chooses" in fooled.err
+    assert run_cli("pick", "out", "--by", "still").code == 0
+    assert read_picks(tmp_path / "out")["edit"]["picked"] == ["edit-1"], "what changes least"
     assert run_cli("score", "out", "--score", "outside").code == 0
-    assert run_cli("pick", "out", "--audit", "blue").code == 0
+    assert run_cli("pick", "out", "--by", "blue,outside").code == 0
     line = read_picks(tmp_path / "out")["edit"]
     assert line["rejected"][0]["custom_id"] == "edit-1"
     assert line["rejected"][0]["reasons"] == ["none: no edit was found"]
-    assert line["audit"]["blue"]["picked"] > line["audit"]["blue"]["all"]
     assert run_cli("report", "out").code == 0
     assert '"none: no edit was found"' in (tmp_path / "out/report/picks.js").read_text()
+
+
+def test_reasons_of_missing_values_are_printed(tmp_path: Path, run_cli: Run) -> None:
+    plant(tmp_path)
+    (tmp_path / "bad.py").write_text(
+        "SCORERS = {'bad': {'needs': ['result']}}\n"
+        "def bad(cases, options):\n    raise ValueError('no weights')\n"
+    )
+    flags = ("--score", "bad.py:bad", "--score", "mine.py:blue", "--score", "text")
+    for _ in range(2):
+        said = run_cli("score", "out", *flags).err
+        assert "bad: 3 candidates without a value: ValueError: no weights" in said
+        assert "text: 3 candidates skipped: no text to show to it" in said
+    picked = run_cli("pick", "out")
+    assert picked.code == 0
+    assert "bad has no value in this run, so it does not count" in picked.err
+    gated = run_cli("pick", "out", "--min", "text=0.5")
+    assert gated.code == 1
+    assert "1 line, 0 with an accepted candidate; rejected: not scored by text: 3" in gated.err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("pick", "out", "--rounds", "2"), "higher --n"),
+        (("generate", "jobs.jsonl", "--audit", "text"), "--by NAME"),
+        (("pick", "out", "--score", "text"), "choose scorers with hyimg pick --by"),
+    ],
+)
+def test_options_that_were_removed_say_what_to_do(
+    run_cli: Run, words: tuple[str, ...], hint: str
+) -> None:
+    refused = run_cli(*words)
+    assert (refused.code, "was removed" in refused.err, hint in refused.err) == (2, True, True)
 
 
 def test_merged_folders_keep_their_scores(
@@ -254,7 +282,6 @@ def test_texts_are_scored_and_picked_before_anything_is_drawn(here: Path, run_cl
         (("--score", "text", "-o", "memory://out"), "an address"),
         (("--score", "text", "--min", "text=high"), "is not a gate"),
         (("--score", "text", "--max", "outside=3"), "no scorer is called"),
-        (("--score", "text", "--audit", "hps"), "no scorer is called"),
     ],
 )
 def test_what_does_not_go_together_is_told_before_anything_is_drawn(

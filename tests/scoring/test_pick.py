@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from hyimg_cli.errors import UsageError
 from hyimg_cli.scoring.candidates import Candidate
-from hyimg_cli.scoring.pick import Rule, pick
+from hyimg_cli.scoring.pick import Rule, pick, rule_of
+from hyimg_cli.settings.run import CandidatesConfig
 
 Make = Callable[..., Candidate]
 MakeRule = Callable[..., Rule]
@@ -73,7 +75,7 @@ def test_every_reject_has_its_reason(candidate: Make, rule: MakeRule) -> None:
         "cat-3": ["duplicate of cat-0"],
         "cat-4": ["failed: no memory"],
         "cat-5": ["none: no edit was found"],
-        "cat-6": ["not scored: a: reply not readable"],
+        "cat-6": ["not scored by a: reply not readable"],
         "cat-7": ["global: structure 0.41 < 0.7", "a.x 6 < 7"],
     }
 
@@ -87,15 +89,87 @@ def test_null_is_never_a_number_and_a_missing_score_is_told(
     assert line["picked"] == ["cat-1"]
     (line,) = pick({"cat": two}, None, {}, rule(names=("a",)), {})
     assert line["picked"] == []
-    assert reasons(line)["cat-0"] == ["not scored: a: not scored yet"]
+    assert reasons(line)["cat-0"] == ["not scored by a: not scored yet"]
 
 
-def test_an_audit_never_chooses(candidate: Make, rule: MakeRule) -> None:
+def test_a_scorer_that_gave_no_value_does_not_count(candidate: Make, rule: MakeRule) -> None:
     three = [candidate(n) for n in range(3)]
-    scores = scores_of(*three, a=[1.0, 2.0, 3.0], b=["crashed", 9.0, 4.0])
-    (line,) = pick({"cat": three}, None, scores, rule(audit="b"), {})
+    scores = scores_of(*three, a=["crashed"] * 3, b=[3.0, 1.0, 2.0])
+    (line,) = pick({"cat": three}, None, scores, rule(), {})
+    assert (line["picked"], line["rule"]["left_out"]) == (["cat-1"], ["a"])
+    assert line["rule"]["scorers"].keys() == {"b"}
+    # A gate by it rejects; so does one value of it, on another candidate; and if nothing has one.
+    (line,) = pick({"cat": three}, None, scores, rule(least={"a": 0.0}), {})
+    assert reasons(line)["cat-0"] == ["not scored by a: crashed"]
+    scores |= scores_of(three[2], a=[1.0])
+    (line,) = pick({"cat": three}, None, scores, rule(), {})
     assert line["picked"] == ["cat-2"]
-    assert line["audit"] == {"b": {"picked": 4.0, "all": 6.5}}
+    scores = scores_of(*three, a=["crashed"] * 3, b=["crashed"] * 3)
+    (line,) = pick({"cat": three}, None, scores, rule(), {})
+    assert line["picked"] == []
+
+
+@pytest.mark.parametrize(
+    ("needs", "sources", "others", "picked"),
+    [
+        (["text"], (), (), []),
+        (["text"], (), (1.0,), []),  # others have a text: this one has none all the same
+        (["text", "source"], ("a.png",), (), []),
+        (["source"], (), (), []),  # nothing in the run was judged
+        (["source"], (), ("none: no edit was found",), ["cat-0"]),
+        (["source"], (), (1.0,), ["cat-0"]),  # a gate on edits, and no edit
+        (["source", "mask"], ("a.png",), (1.0,), []),
+        (["mask"], (), (1.0,), ["cat-0"]),
+    ],
+)
+def test_a_gate_that_judged_nothing_does_not_pass(
+    candidate: Make, rule: MakeRule, needs: list[str], sources: Any, others: Any, picked: Any
+) -> None:
+    one, another = candidate(0), candidate(1, of="dog")
+    one.line["images"] = sources
+    another.line["images"] = ["b.png"]
+    another.result.update(
+        source_sha256=["b"],
+        cot_text="a dog",
+        edit={"kind": "local", "mask": "outputs/m.png", "sha256": {"mask": "m"}},
+    )
+    gated = rule(names=("a",), most={"a": 1.0})
+    gated.declared["a"]["declared"]["needs"] = needs
+    judged = [{"value": None, "fault": x} if isinstance(x, str) else {"value": x} for x in others]
+    scores = {another.key("a", needs): {"parts": {}, "fault": None} | x for x in judged}
+    line, _ = pick({"cat": [one], "dog": [another]}, None, scores, gated, {})
+    assert line["picked"] == picked
+    if picked:
+        assert line["ranking"][0]["not_judged_by"] == ["a"]
+    else:
+        assert reasons(line)["cat-0"][0].startswith("not scored by a: no ")
+
+
+def test_by_names_the_scorers_that_rank(candidate: Make, rule: MakeRule) -> None:
+    three = [candidate(n) for n in range(3)]
+    scores = scores_of(*three, a=[1.0, 2.0, 3.0], b=[1.0, 2.0, "crashed"])
+    declared = rule().declared
+    config = CandidatesConfig(least=("a=+.15e1",))
+    picks = {
+        by: pick({"cat": three}, None, scores, rule_of(config, declared, [by]), {})[0]["picked"]
+        for by in ("a", "b")
+    }
+    assert picks == {"a": ["cat-2"], "b": ["cat-1"]}
+    with pytest.raises(UsageError, match='no scorer is called "c"'):
+        rule_of(config, declared, ["c"])
+
+
+@pytest.mark.parametrize("gate", ["a", "a=", "a=x", "a=nan", "a=inf", "a=1_0", "a=1e", "a=."])
+def test_what_is_not_a_gate(rule: MakeRule, gate: str) -> None:
+    with pytest.raises(UsageError, match="is not a gate"):
+        rule_of(CandidatesConfig(least=(gate,)), rule().declared)
+
+
+def test_a_scores_key_has_the_source_whose_size_was_kept(candidate: Make) -> None:
+    one, two = candidate(0, source_sha256=["x"]), candidate(0, source_sha256=["x"])
+    two.line["kept_source"] = 2
+    assert one.key("a", ["source"]) != two.key("a", ["source"])
+    assert one.key("a", ["result"]) == two.key("a", ["result"])
 
 
 def test_a_person_stands_above_gates_and_order(candidate: Make, rule: MakeRule) -> None:
@@ -133,7 +207,7 @@ def test_a_scorer_that_does_not_fit_leaves_the_order_to_the_numbers(
     candidate: Make, rule: MakeRule, keep: int
 ) -> None:
     two = [candidate(1), candidate(0)]
-    unfit = rule(keep=keep, most={"a": 1.0})
+    unfit = rule(keep=keep)
     for one in unfit.declared.values():
         one["declared"]["needs"] = ["source"]
     (line,) = pick({"cat": two}, None, {}, unfit, {})

@@ -43,14 +43,17 @@ def test_what_is_no_value_is_null_with_a_fault(scorers_file: Path) -> None:
         "guessed": "reply not readable: the scorer guessed",
         "refused": r"refused: \u001b[2J no",
         "too few": "0 scores for 1 cases",
+        "bad array": "TypeError: a value of type Scalar is not a number",
+        "truth array": "its value is not a number",
         "chatters": "its answer is not one line of JSON",
         "exits": "it exited with 3",
         "also fine": None,
     }
     found = scored(scorers_file, *faults)
     assert [one.fault for one in found] == [*faults.values()]
-    assert [one.value for one in found] == [5.0, *[None] * 13, 5.0]
-    (parts,) = scored(scorers_file, "parts")
+    assert [one.value for one in found] == [5.0, *[None] * 15, 5.0]
+    parts, array = scored(scorers_file, "parts", "array")
+    assert array.value == 5.0
     assert (parts.value, parts.parts, parts.reason) == (5.0, {"a": 7.0}, "fine")
 
 
@@ -70,6 +73,9 @@ def test_what_it_prints_is_shown_without_what_steers_a_terminal(scorers_file: Pa
 def test_one_that_ends_at_every_case_is_left_alone(scorers_file: Path) -> None:
     with pytest.raises(MachineError, match="ended on 5 cases in a row: it exited with 3"):
         scored(scorers_file, *["exits"] * 9)
+    # Counted in a row: one that works in between is asked to the end.
+    found = scored(scorers_file, *["exits", "exits", "fine"] * 3)
+    assert [one.value for one in found] == [None, None, 5.0] * 3
 
 
 def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -80,6 +86,10 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     plain = scorer(file, "lacks", score_python=("lacks=/no/such/python",))
     with pytest.raises(MachineError, match="cannot be started"):
         [*ScorerProcess(plain, 20.0, print).score([{}])]
+    file.write_text("SCORERS = {'lacks': {}}\nimport time\ntime.sleep(60)\n")
+    with pytest.raises(MachineError, match=r"no answer in 0\.5 s") as slow:
+        [*ScorerProcess(scorer(file, "lacks"), 0.5, print).score([{}])]
+    assert "--score-timeout" in slow.value.hint
 
 
 def test_the_interpreter_needs_no_package_and_no_hyimg(

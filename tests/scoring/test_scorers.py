@@ -93,4 +93,4 @@ def test_no_line_and_no_request_names_code_an_interpreter_or_an_address() -> Non
     assert not settings & BY_NAME.keys()
     assert not settings & ALLOWED
     # Nor does one say that it is somebody's candidate.
-    assert not {"candidate_of", "candidate", "round", "draft_of"} & ALLOWED
+    assert not {"candidate_of", "candidate", "draft_of"} & ALLOWED

@@ -78,8 +78,6 @@ FILLS: dict[str, tuple[str, Any]] = {
     "keep": ("candidates.keep", 2),
     "min": ("candidates.least", ("judge.follows=7",)),
     "max": ("candidates.most", ("outside=3",)),
-    "rounds": ("candidates.rounds", 3),
-    "audit": ("candidates.audit", "text"),
 }
 # Folders, which depend on more than their setting, and another spelling of one.
 BEFORE: dict[str, Any] = {

@@ -90,7 +90,7 @@ def test_the_table_has_every_setting_and_every_field() -> None:
     settings = {name for name, row in SETTINGS.items() if row.table != "candidates"}
     assert {*every, "model", "video_model"} == settings
     apart = {"model", "width", "height", "seed"}  # other tests', or of another field
-    apart |= {"candidate_of", "candidate", "round", "draft_of"}  # written by hyimg
+    apart |= {"candidate_of", "candidate", "draft_of"}  # written by hyimg
     assert {field.name for field in FIELDS} - SETTINGS.keys() <= IN_LINE.keys() | apart
 
 
