@@ -4,6 +4,7 @@
                         each score; the last line of a key or of a scorer's name counts
     OUT/choices.jsonl   appended; the last choice for a line of the manifest counts
     OUT/picks.jsonl     written whole, one line per line of the manifest
+    OUT/candidates.jsonl  written whole as the run begins: every candidate, as a complete manifest
     OUT/drafts/         the run folder of the drafts
 
 For a file of texts `texts.jsonl`, the first three are named `texts.scores.jsonl` and so on.
@@ -23,7 +24,7 @@ from hyimg_cli.journal.journal import bytes_if_any, json_line
 from hyimg_cli.journal.journal_file import JournalFile, lines_in
 
 SCORES, PICKS, CHOICES = "scores.jsonl", "picks.jsonl", "choices.jsonl"
-DRAFTS = "drafts"
+DRAFTS, CANDIDATES = "drafts", "candidates.jsonl"
 Line = Mapping[str, Any]
 # The end of a reason's kind: `judge.follows 5 < 7`, `duplicate of cat-3`, `global: structure …`.
 _KIND = re.compile(r":| of | -?[0-9]")
@@ -124,6 +125,13 @@ def write_picks(place: Path, picks: Iterable[Line]) -> None:
     path = beside(place, PICKS)
     with disk_errors(path.parent):
         replace_file(path, b"".join(map(json_line, picks)))
+
+
+def write_candidates(place: Path, lines: Iterable[Line]) -> None:
+    """Replace candidates.jsonl, by which a run of candidates is known before anything is picked."""
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        replace_file(place / CANDIDATES, b"".join(map(json_line, lines)))
 
 
 def append_choices(place: Path, choices: Iterable[Line]) -> None:

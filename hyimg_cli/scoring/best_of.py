@@ -24,10 +24,12 @@ from hyimg_cli.journal.picks import (
     DRAFTS,
     ScoresFile,
     read_choices,
+    write_candidates,
     write_picks,
 )
 from hyimg_cli.journal.texts_file import note_of
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
+from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.models import registry
 from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
 from hyimg_cli.scoring.pick import pick, rule_of
@@ -121,7 +123,9 @@ class BestOf:
                     "remove the videos",
                 )
                 raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
-        return [draft_of(job, self._steps) if self._steps else job for job in jobs]
+        made = [draft_of(job, self._steps) if self._steps else job for job in jobs]
+        write_candidates(self._out, lines_beside(jobs, self._out))
+        return made
 
     def _finals(self, chosen: set[str], jobs: Sequence[Job]) -> list[Job]:
         """Return the chosen candidates in full, and the ones drawn in full before."""
