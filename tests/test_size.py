@@ -1,7 +1,8 @@
-"""Each room of the package stays within its budget of lines, which is written down in `rooms.tsv`.
+"""Each room of the package stays near its number of lines, which is written down in `rooms.tsv`.
 
-A line of code is neither blank, nor a comment, nor part of a docstring. A change that needs more
-raises the budget in the same commit, which says why; one that needs less lowers it.
+An alarm, not a target. A line of code is neither blank, nor a comment, nor part of a docstring. A
+room may grow by `GROWTH`; a change that needs more raises its line in the same commit, with a
+sentence why; one that needs less lowers it.
 """
 
 import ast
@@ -14,7 +15,8 @@ PACKAGE = Path(hyimg_cli.__file__).parent
 BUDGET = Path(__file__).with_name("rooms.tsv")
 # Not part of an unpacked source distribution.
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-# A budget further above its room than this has not been lowered.
+GROWTH = 1.02
+# A line further above its room than this has not been lowered.
 SLACK = 60
 
 
@@ -41,10 +43,10 @@ def test_rooms_keep_to_their_budgets() -> None:
     rows = (row.split("\t") for row in BUDGET.read_text().splitlines() if not row.startswith("#"))
     budget = {room: int(most) for room, most in rows}
     assert lines.keys() == budget.keys() - ({"benchmarks"} if "benchmarks" not in lines else set())
-    above = {room: (n, budget[room]) for room, n in lines.items() if n > budget[room]}
-    assert not above, f"rooms above their budgets (lines, budget): {above}"
+    above = {room: (n, budget[room]) for room, n in lines.items() if n > budget[room] * GROWTH}
+    assert not above, f"rooms that grew (lines, before): {above}"
     loose = {room: (n, budget[room]) for room, n in lines.items() if n < budget[room] - SLACK}
-    assert not loose, f"budgets to be lowered (lines, budget): {loose}"
+    assert not loose, f"rooms that shrank (lines, before): {loose}"
 
 
 def test_prose_is_no_code() -> None:
