@@ -40,6 +40,8 @@ SHARD_NAME = re.compile(
     r"(data|preference)/(train|validation|test)-[0-9]{5}-of-[0-9]{5}(?:\.parquet|\.tar)?"
 )
 Info = dict[str, Any]
+# What dataset.json has beside the facts: counted from the rows.
+_COUNTED = {"dataset_sha256", "counts", "plan", "files"}
 
 
 class Shard(NamedTuple):
@@ -94,8 +96,8 @@ def write_dataset(
     anything else, unless it is a dataset and `force` is set; StorageError.
     """
     scorers = {name for shard in shards for row in shard.rows for name in row.columns["scores"]}
-    rows = [[shard.name, [row.sha256 for row in shard.rows]] for shard in shards]
-    plan = digest.of_json([facts, rows, list(rejected)])
+    rows = [(shard.name, [row.sha256 for row in shard.rows]) for shard in shards]
+    plan = plan_digest(facts, rows, rejected)
     with disk_errors(folder), _locked(folder):
         files = _open_state(folder, plan, [shard.name for shard in shards], force)
         for shard in shards:
@@ -114,6 +116,20 @@ def write_dataset(
         _write_json(folder / INFO, info)
         remove(folder / STATE)
     return info
+
+
+def plan_digest(
+    info: Info,
+    rows: Sequence[tuple[str, Sequence[str]]],
+    rejected: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return the digest of all that decides a dataset.
+
+    `info`: the contents of its dataset.json, or those that are known before it is written. `rows`:
+    the digests of each shard's rows.
+    """
+    facts = {name: value for name, value in info.items() if name not in _COUNTED}
+    return digest.of_json([facts, rows, list(rejected)])
 
 
 def read_info(folder: Path, name: str = INFO) -> Info:

@@ -1,4 +1,4 @@
-"""The finished pictures of runs, each with what `hyimg pick` decided about it.
+"""The finished pictures of runs, each with its scores and with what `hyimg pick` decided about it.
 
 A run without picks.jsonl has no rule: all of its finished pictures are accepted.
 """
@@ -15,8 +15,10 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
-from hyimg_cli.journal.picks import PICKS, Verdict, read_picks, verdicts_of
+from hyimg_cli.journal.picks import PICKS, SCORES, ScoresFile, Verdict, read_picks, verdicts_of
 from hyimg_cli.manifest.resolved import lines_moved
+from hyimg_cli.scoring.candidates import Candidate
+from hyimg_cli.scoring.pick import values_of
 
 Entry = Mapping[str, Any]
 NOT_SEEN = "not in the last pick: run hyimg pick again"
@@ -91,8 +93,10 @@ def find_finished(places: Sequence[Path]) -> Found:
 
 
 def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
-    with suppress(FileNotFoundError):
-        run.fetch(PICKS)  # of a run at an address
+    for name in (PICKS, SCORES):  # of a run at an address
+        with suppress(FileNotFoundError):
+            run.fetch(name)
+    file = ScoresFile(run.folder)
     picks, info, results = read_picks(run.folder), read_run_info(run.place), run.results()
     verdicts = verdicts_of(picks, run.folder)
     jobs = dict(resolved_jobs(run.place))
@@ -108,7 +112,12 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
         if why := _why_left_out(result, line):
             found.left_out[why] += 1
             continue
-        one = Finished(name, run, line, result, revision)
+        # Scores as they are now: scorers may have run after the pick, or without one.
+        scores = values_of(Candidate(jobs[name], result, run.folder), file.scores, file.declared)
+        for scorer in file.declared.keys() & scores.keys():
+            declared = file.declared[scorer]
+            found.scorers[scorer] = {"identity": declared["identity"]} | declared["declared"]
+        one = Finished(name, run, line, result, revision, scores=scores)
         yield _judged(one, verdicts.get(name)) if picks else one
 
 
@@ -135,5 +144,6 @@ def _judged(one: Finished, verdict: Verdict | None) -> Finished:
         is_accepted, reasons = False, (NOT_JUDGED,)
     elif is_accepted:
         reasons = ("chosen by a person",) if verdict.is_by_person else ()
-    scores = {n: v for n, v in (verdict.final_values or verdict.values).items() if v is not None}
+    picked = {n: v for n, v in (verdict.final_values or verdict.values).items() if v is not None}
+    scores = picked | dict(one.scores)
     return replace(one, is_accepted=is_accepted, reasons=reasons, rank=verdict.rank, scores=scores)

@@ -6,8 +6,16 @@ from typing import Any, NamedTuple
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.export.columns import FOLDERS, ROW_SHA256, dataset_digest, row_digest
-from hyimg_cli.export.dataset import INFO, REJECTED, SHARD_NAME, read_info, shard_digest
+from hyimg_cli.export.dataset import (
+    INFO,
+    REJECTED,
+    SHARD_NAME,
+    plan_digest,
+    read_info,
+    shard_digest,
+)
 from hyimg_cli.export.formats import FORMATS, read_rows
+from hyimg_cli.journal.picks import read_lines
 from hyimg_cli.spec.units import counted
 
 _CONFIGS = {place: config for config, place in FOLDERS.items()}
@@ -31,18 +39,25 @@ def verify(folder: Path) -> Verified:
     if not info or info.get("format") not in FORMATS:
         hint = f"a finished export has {INFO}; run the export again to complete it"
         raise UsageError("no finished dataset", where=folder, hint=hint, code="export.no-dataset")
-    files, hashes = info["files"], list[str]()
-    differences = [
-        f"{name}: {what}"
-        for name, known in files.items()
-        for what in _differences(folder / name, name, known, info["format"], hashes)
-    ]
+    files, hashes, rows = info["files"], list[str](), list[tuple[str, list[str]]]()
+    differences = list[str]()
+    for name, known in files.items():
+        before = len(hashes)
+        found_here = _differences(folder / name, name, known, info["format"], hashes)
+        differences += [f"{name}: {what}" for what in found_here]
+        if name != REJECTED:
+            rows.append((name, hashes[before:]))
     for place in FOLDERS.values():
         names = sorted(f"{place}/{one.name}" for one in (folder / place).glob("*"))
         differences += [f"{one}: not part of the dataset" for one in names if one not in files]
     found = dataset_digest(hashes)
     if found != info.get("dataset_sha256"):
         differences.append(f"dataset hash: {found}, expected {info.get('dataset_sha256')}")
+    # Anything else that was changed changes this digest, too.
+    if not differences and info.get("plan") != plan_digest(
+        info, rows, read_lines(folder / REJECTED)
+    ):
+        differences.append(f"{INFO}: what it says of licences, rules, scorers or runs was changed")
     return Verified(found, len(hashes), differences)
 
 

@@ -128,6 +128,24 @@ def _scored(one: Candidate, scores: Scores, rule: Rule) -> Scored:
     return Scored(one, found)
 
 
+def values_of(one: Candidate, scores: Scores, declared: Mapping[str, Mapping[str, Any]]) -> Values:
+    """Return a candidate's values by scorer and SCORER.PART, from `scores` by key.
+
+    `declared`: each scorer's `identity` and `declared`, by name.
+    """
+    values: Values = {}
+    for name, score in _scored(one, scores, Rule({}, {}, 0, declared)).scores.items():
+        values |= _values(name, score)
+    return values
+
+
+def _values(name: str, score: Mapping[str, Any]) -> Values:
+    """Return a score's value and those of its parts; empty if it has none."""
+    if score.get("value") is None:
+        return {}
+    return {name: score["value"]} | {f"{name}.{part}": v for part, v in score["parts"].items()}
+
+
 def _is_judgement(score: Mapping[str, Any]) -> bool:
     """Return True for a value, and for a verdict on the edit."""
     return score.get("value") is not None or str(score.get("fault")).startswith(_VERDICTS)
@@ -233,9 +251,8 @@ def judge(scored: Scored, rule: Rule, judged: set[str]) -> tuple[Values, list[st
     for name in rule.declared:
         if (score := scored.scores.get(name)) is None:
             continue
-        if score.get("value") is not None:
-            values[name] = score["value"]
-            values |= {f"{name}.{part}": value for part, value in score["parts"].items()}
+        if own := _values(name, score):
+            values |= own
         else:
             fault = str(score["fault"])
             reasons.append(

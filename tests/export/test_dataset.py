@@ -180,6 +180,19 @@ def test_verify_names_what_differs(
     assert any(name in one and said in one for one in differences), differences
 
 
+@pytest.mark.parametrize("name", ["licences", "rules", "scorers", "runs", "a new one"])
+def test_verify_covers_what_dataset_json_says(
+    name: str, export: Export, verified: Any, tmp_path: Path
+) -> None:
+    export(candidates(tmp_path / "out"), "-o", "data", "--format", "folder")
+    path = tmp_path / "data" / "dataset.json"
+    info = json.loads(path.read_text())
+    info[name] = "CC0-1.0"
+    path.write_text(json.dumps(info))
+    (difference,) = verified("data")
+    assert difference.startswith("dataset.json: ")
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_verify_names_a_changed_row(
     form: str, export: Export, verified: Any, tmp_path: Path

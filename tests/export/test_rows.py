@@ -10,6 +10,7 @@ import pytest
 from export.runs import LICENSED, candidates, job, lone_jobs, picture, write_lines, write_run
 
 from hyimg_cli.export.formats import FORMATS, read_rows
+from hyimg_cli.scoring.candidates import all_in, read_candidates
 
 pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
 
@@ -47,6 +48,27 @@ def test_picks_decide_and_every_reject_has_its_reason(export: Export, tmp_path: 
         "judge.follows at least 7, keep 1 of each line"
         in (tmp_path / "data" / "README.md").read_text()
     )
+
+
+@pytest.mark.parametrize("is_picked", [False, True])
+def test_scores_are_those_of_every_scorer_that_ran(
+    is_picked: bool, export: Export, tmp_path: Path
+) -> None:
+    """Without a pick, and of a scorer that ran after it."""
+    run = candidates(tmp_path / "out") if is_picked else lone_jobs(tmp_path / "out")
+    declared = {"needs": ["result"], "licence": "mit"}
+    entries: list[dict[str, Any]] = [{"scorer": "late", "identity": "1", "declared": declared}]
+    for one in all_in(read_candidates(run)):
+        key = one.key("1", ["result"])
+        entries.append({"key": key, "scorer": "late", "value": 0.5, "parts": {"sharp": 2.0}})
+    write_lines(run / "scores.jsonl", entries)
+    info = export(run, "-o", "data", "--format", "folder")
+    of_pick = {"judge": 7, "judge.follows": 8.5} if is_picked else {}
+    for row in rows_of(tmp_path / "data").values():
+        assert row["scores"] == {"late": 0.5, "late.sharp": 2.0, **of_pick}
+    written = json.loads((tmp_path / "data" / "dataset.json").read_text())
+    assert written["scorers"]["late"]["licence"] == "mit"
+    assert info["dataset_sha256"]
 
 
 def test_pairs_are_of_one_line_and_of_judged_pictures(export: Export, tmp_path: Path) -> None:
