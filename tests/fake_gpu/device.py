@@ -42,8 +42,6 @@ _HOPPER = (9, 0)
 _MADE = {_OPS.arange, _OPS.zeros, _OPS.ones, _OPS.full, _OPS.scalar_tensor}
 _MOST_KNOWN = 1 << 16
 _DATA: Any = torch.Tensor.data
-_NUMPY: Any = torch.Tensor.numpy
-_TENSOR: Any = torch.tensor
 
 
 class FakeGpu(TorchDispatchMode):
@@ -116,16 +114,6 @@ class FakeGpu(TorchDispatchMode):
         assert real is not None, f"{op} of numbers that nobody knows"
         return tree_map(lambda one: torch.empty(one.shape, dtype=one.dtype, device=device), real)
 
-    def array(self, tensor: Tensor, *, force: bool = False) -> Any:
-        """Stands in for `Tensor.numpy`: zeros, where numbers are not known."""
-        assert force or tensor.device.type == "cpu", "a GPU's memory is not the host's"
-        if not isinstance(tensor, FakeTensor):
-            return _NUMPY(tensor, force=force)
-        with no_dispatch():
-            value = self.value(tensor)
-            known = torch.zeros(tensor.shape, dtype=tensor.dtype) if value is None else value
-            return _NUMPY(known)
-
     def value(self, tensor: Tensor) -> Tensor | None:
         """The numbers of a small tensor of integers, if they followed from known ones."""
         if not isinstance(tensor, FakeTensor):  # made of a list or an array
@@ -163,13 +151,6 @@ class FakeGpu(TorchDispatchMode):
             if _is_tensor(one)
         )
         return out if small else None
-
-    def forget(self) -> None:
-        """Start all counts anew, from what is held now."""
-        for found in (self.reads, self.waits, self.strays):
-            found.clear()
-        self.sent = self.fetched = 0
-        self.rebase()
 
     def rebase(self) -> int:
         """What is held now; the peak starts from here."""
@@ -259,8 +240,6 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
             (torch.Tensor, "record_stream", lambda tensor, stream: gpu.record(tensor, stream)),
             (torch.Tensor, "data_ptr", lambda tensor: id(tensor)),
             (torch.nn.Module, "_apply", _apply),
-            (torch.Tensor, "numpy", lambda tensor, **how: gpu.array(tensor, **how)),
-            (torch, "tensor", _tensor),
             (torch.Tensor, "data", property(_DATA.__get__, _put_data)),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
@@ -303,13 +282,6 @@ class _Stream:
 
 def _is_tensor(one: Any) -> bool:
     return isinstance(one, Tensor)
-
-
-def _tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
-    """Numbers of the host, then on the device; torch would ask the driver."""
-    numbers = tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, data)
-    made: Tensor = _TENSOR(numbers, device="cpu", **options)
-    return made if device is None else made.to(device)
 
 
 def _put_data(tensor: Tensor, value: Tensor) -> None:

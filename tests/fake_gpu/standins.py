@@ -1,10 +1,7 @@
-"""Stand-ins for what only a GPU can decide or run: outputs are made, nothing is launched.
+"""Stand-ins for kernels that only a GPU can run: outputs are made, nothing is launched.
 
-Triton's launches are recorded with their arguments. Attention is torch's own: its function checks
-what it is given, its biases decide, and its fused operations make the outputs. The one thing that
-is put in is which of them a Hopper would take, because torch asks the driver for that: by torch's
-rules, flash attention without a mask in 16 bits, the memory-efficient one with a mask or in
-float32, else plain products.
+Callers can record Triton's launches and torch's fused attention with their arguments. Tensors are
+fake ones of any size, or real ones on a CPU, whose attention is computed as usual.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,87 +12,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import bias
-from torch.overrides import TorchFunctionMode
-from torch.utils._mode_utils import no_dispatch
 
 # A kernel's name and its arguments by name; queries, keys, values, a mask, whether rows are causal.
 Launched = Callable[[str, dict[str, Any]], None]
 Attended = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], None]
-_MOST_WIDTH = 256
+_attention = F.scaled_dot_product_attention
 
 
 def _nothing(*_told: Any) -> None:
     """Nobody asked."""
-
-
-class _Attention(TorchFunctionMode):
-    """Sends attention on a GPU to the operation that torch would choose there."""
-
-    def __init__(self, attended: Attended) -> None:
-        super().__init__()
-        self._attended = attended
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if given["query"].device.type != "cuda":
-            return func(*args, **kwargs)
-        q, keys, values, mask = (given.get(name) for name in names[:4])
-        self._attended(q, keys, values, mask, given.get("is_causal", False))
-        if isinstance(mask, bias.CausalBias):
-            return func(*args, **kwargs)  # its own rules choose an operation
-        _check(q, keys, values, mask)
-        return _chosen(**given)
-
-
-def _check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
-    """What torch's function refuses, it refuses here."""
-    every = [one for one in (q, keys, values, mask) if one is not None]
-    assert len({one.device for one in every}) == 1, [one.device for one in every]
-    assert q.dtype == keys.dtype == values.dtype, (q.dtype, keys.dtype, values.dtype)
-    assert mask is None or mask.dtype in (torch.bool, q.dtype), (mask.dtype, q.dtype)
-    assert q.shape[-1] == keys.shape[-1], (q.shape, keys.shape)
-
-
-def _chosen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    ops, is_wide = torch.ops.aten, query.dtype == torch.float32
-    is_fused = query.dim() == 4 and query.shape[-1] <= _MOST_WIDTH
-    if is_fused and attn_mask is None and not is_wide:
-        return ops._scaled_dot_product_flash_attention(
-            query, key, value, dropout_p, is_causal, False, scale=scale
-        )[0]
-    if is_fused and query.shape[1] == key.shape[1]:
-        if attn_mask is not None:
-            if attn_mask.dtype == torch.bool:  # as torch does before it calls the kernel
-                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
-                    attn_mask.logical_not(), float("-inf")
-                )
-            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
-        return ops._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, False, dropout_p, is_causal, scale=scale
-        )[0]
-    return ops._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
-
-
-def _new_bias(cls: type, *given: Any, **named: Any) -> Any:
-    """A bias has no numbers; torch's fake mode would make another subclass of its tensor."""
-    with no_dispatch():
-        return torch.Tensor._make_subclass(cls, torch.empty(0))
 
 
 @contextmanager
@@ -107,10 +32,31 @@ def stand_ins(launched: Launched = _nothing, attended: Attended = _nothing) -> I
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
         launched(kernel.fn.__name__.removeprefix("_"), given)
 
+    def attend(
+        q: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        if q.device.type != "cuda":
+            return _attention(q, keys, values, attn_mask=attn_mask, is_causal=is_causal, **options)
+        assert q.dtype == keys.dtype == values.dtype, "one dtype"
+        assert q.device == keys.device == values.device, "one device"
+        attended(q, keys, values, attn_mask, is_causal)
+        # What a fused kernel allocates: a sum for every query, and its output in the order of q.
+        torch.empty(q.shape[:-1], device=q.device, dtype=torch.float32)
+        return torch.empty_like(q)
+
     with (
         mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(bias.CausalBias, "__new__", _new_bias),
-        mock.patch.object(bias, "can_use_flash_attention", return_value=True),
-        _Attention(attended),
+        mock.patch.object(F, "scaled_dot_product_attention", attend),
+        # torch's own bias is a tensor subclass that its fake mode cannot make.
+        mock.patch("torch.nn.attention.bias.causal_lower_right", _lower_right),
     ):
         yield
+
+
+def _lower_right(queries: int, slots: int) -> Tensor:
+    return torch.empty(0, queries, slots)
