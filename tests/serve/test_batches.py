@@ -389,7 +389,7 @@ def test_output_files_expire(serve: Any, monkeypatch: Any) -> None:
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 3601)
     assert server.http.get(f"/v1/files/{file['id']}/content").status_code == 200, "clock set"
-    monkeypatch.setattr(time, "time", lambda: now() + 3599)
+    monkeypatch.setattr(time, "time", lambda: now() + 3500)
     assert serve().http.get(f"/v1/files/{file['id']}/content").status_code == 200
     monkeypatch.setattr(time, "time", lambda: now() + 3601)
     assert serve().http.get(f"/v1/files/{file['id']}/content").status_code == 404
