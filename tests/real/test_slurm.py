@@ -123,7 +123,7 @@ def test_stopped_requeued_and_out_of_time(slurm: Hyimg) -> None:
     """One shard of one: a clean stop by scancel, a requeue that continues the log, the time limit,
     and kills of the process itself. No job is done twice.
     """
-    count = 40 * KILLS
+    count = 1000 + 10 * KILLS  # more than a minute of work
     slurm.write_jobs(count)
     slow = ("--steps", "20", *QUICK[2:])
 
@@ -152,7 +152,7 @@ def test_stopped_requeued_and_out_of_time(slurm: Hyimg) -> None:
     began = time.monotonic()
     wait_for_end(slurm, job)
     assert time.monotonic() - began < 150
-    assert re.search(r"JobState=(FAILED|TIMEOUT).*|ExitCode=143:0", facts_of(slurm, job))
+    assert "ExitCode=143:0" in facts_of(slurm, job)
     assert "to resume: " in log_of(slurm, job)
     lines = lines_of(slurm.folder / "runs/night")
     assert len({line["custom_id"] for line in lines}) == len(lines) < count
