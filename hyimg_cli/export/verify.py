@@ -1,6 +1,8 @@
 """Count a dataset again from its files, and report differences from its dataset.json."""
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ from hyimg_cli.export.dataset import (
     read_info,
     shard_digest,
 )
-from hyimg_cli.export.formats import FORMATS, read_rows
+from hyimg_cli.export.formats import FORMATS, bytes_in, read_rows
 from hyimg_cli.journal.picks import read_lines
 from hyimg_cli.spec.units import counted
 
@@ -39,21 +41,27 @@ def verify(folder: Path) -> Verified:
     if not info or info.get("format") not in FORMATS:
         hint = f"a finished export has {INFO}; run the export again to complete it"
         raise UsageError("no finished dataset", where=folder, hint=hint, code="export.no-dataset")
-    files, hashes, rows = info["files"], list[str](), list[tuple[str, list[str]]]()
-    differences = list[str]()
-    for name, known in files.items():
-        before = len(hashes)
-        found_here = _differences(folder / name, name, known, info["format"], hashes)
-        differences += [f"{name}: {what}" for what in found_here]
-        if name != REJECTED:
-            rows.append((name, hashes[before:]))
+    files: dict[str, Any] = info["files"]
+    read = {name: _Rows() for name in files}
+    differences = [
+        f"{name}: {what}"
+        for name, own in read.items()
+        for what in _differences(folder / name, name, files[name], info["format"], own)
+    ]
     for place in FOLDERS.values():
         names = sorted(f"{place}/{one.name}" for one in (folder / place).glob("*"))
         differences += [f"{one}: not part of the dataset" for one in names if one not in files]
-    found = dataset_digest(hashes)
+    hashes = [one for own in read.values() for one in own.hashes]
+    found, counts = dataset_digest(hashes), Counter[str]()
+    for name, own in read.items():
+        if shard := SHARD_NAME.fullmatch(name):
+            counts[f"{_CONFIGS[shard[1]]}/{shard[2]}"] += len(own.hashes)
     if found != info.get("dataset_sha256"):
         differences.append(f"dataset hash: {found}, expected {info.get('dataset_sha256')}")
+    if counts != info.get("counts"):
+        differences.append(f"counts: {dict(counts)}, expected {info.get('counts')}")
     # Anything else that was changed changes this digest, too.
+    rows = [(name, own.hashes) for name, own in read.items() if name != REJECTED]
     if not differences and info.get("plan") != plan_digest(
         info, rows, read_lines(folder / REJECTED)
     ):
@@ -61,9 +69,17 @@ def verify(folder: Path) -> Verified:
     return Verified(found, len(hashes), differences)
 
 
-def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]) -> Iterator[str]:
-    """Yield what differs in a file; the digests of its rows are added to `hashes`."""
-    shard, before = SHARD_NAME.fullmatch(name), len(hashes)
+@dataclass
+class _Rows:
+    """A file's rows as read: their digests, and the bytes of their pictures."""
+
+    hashes: list[str] = field(default_factory=list)
+    nbytes: int = 0
+
+
+def _differences(path: Path, name: str, known: Any, form: str, own: _Rows) -> Iterator[str]:
+    """Yield what differs in a file, and add its rows to `own`."""
+    shard = SHARD_NAME.fullmatch(name)
     if not (shard or name == REJECTED) or not isinstance(known, dict):
         yield "not a file name of a dataset"
         return
@@ -72,12 +88,15 @@ def _differences(path: Path, name: str, known: Any, form: str, hashes: list[str]
         if shard_digest(path) != known.get("sha256"):
             yield "its bytes differ"
         for row in read_rows(path, form) if shard else ():
-            hashes.append(row_digest(config, split, row))
-            if hashes[-1] != row.get(ROW_SHA256):
+            own.hashes.append(row_digest(config, split, row))
+            own.nbytes += bytes_in(row)
+            if own.hashes[-1] != row.get(ROW_SHA256):
                 yield f"the row {row.get('id')!r} was changed"
     except FileNotFoundError as error:
         yield "missing" if error.filename == str(path) else f"{error.filename} is missing"
     except (OSError, ValueError) as error:
         yield f"cannot be read to its end: {error}"
-    if shard and known.get("rows") != len(hashes) - before:
-        yield f"{counted(len(hashes) - before, 'row')}, expected {known.get('rows')}"
+    if shard and known.get("rows") != len(own.hashes):
+        yield f"{counted(len(own.hashes), 'row')}, expected {known.get('rows')}"
+    elif shard and known.get("nbytes") != own.nbytes:
+        yield f"pictures of {counted(own.nbytes, 'byte')}, expected {known.get('nbytes')}"

@@ -14,6 +14,7 @@ from export.runs import LICENSED, candidates, lone_jobs
 
 from hyimg_cli import files
 from hyimg_cli.export import dataset
+from hyimg_cli.export.columns import row_digest
 from hyimg_cli.export.formats import FORMATS, read_rows, write_rows
 from hyimg_cli.export.rows import ExportRequest
 
@@ -191,6 +192,27 @@ def test_verify_covers_what_dataset_json_says(
     path.write_text(json.dumps(info))
     (difference,) = verified("data")
     assert difference.startswith("dataset.json: ")
+
+
+@pytest.mark.parametrize("name", ["counts", "rows", "nbytes"])
+def test_verify_counts_again(name: str, export: Export, verified: Any, tmp_path: Path) -> None:
+    export(candidates(tmp_path / "out"), "-o", "data", "--format", "folder")
+    path = tmp_path / "data" / "dataset.json"
+    info = json.loads(path.read_text())
+    shard = next(iter(info["files"]))
+    counts = info["counts"] if name == "counts" else info["files"][shard]
+    counts[next(iter(counts)) if name == "counts" else name] += 1
+    path.write_text(json.dumps(info))
+    (difference,) = verified("data")
+    assert difference.startswith("counts: " if name == "counts" else f"{shard}: ")
+
+
+def test_a_rows_hash_tells_0_and_false_from_nothing() -> None:
+    rows = ({}, {"seed": 0}, {"seed": False}, {"scores": {"text": 0.0}})
+    assert len({row_digest("default", "train", row) for row in rows}) == len(rows)
+    assert row_digest("default", "train", {"a": None, "b": []}) == row_digest(
+        "default", "train", {}
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS)
