@@ -24,6 +24,7 @@ from hyimg_cli.media.colour import (
     space_of,
     space_of_profile,
 )
+from hyimg_cli.media.png_chunks import chunks_of
 from hyimg_cli.spec import digest
 
 # Increase it if the same file would be converted to other numbers.
@@ -94,19 +95,15 @@ def png_chunks(image: ImageFile.ImageFile) -> dict[bytes, bytes]:
     file, found = image.fp, dict[bytes, bytes]()
     if image.format != "PNG" or file is None:
         return found
-    at = file.tell()
-    file.seek(8)
-    while len(head := file.read(8)) == 8:
-        length, name = struct.unpack(">I4s", head)
+    before = file.tell()
+    for _, length, name in chunks_of(file):
         if name == b"IDAT":
             break
-        if name not in PNG_CHUNKS or length > _MOST_BYTES:
-            file.seek(file.tell() + length + 4)
-            continue
-        data = file.read(length)
-        if zlib.crc32(name + data).to_bytes(4) == file.read(4):
-            found.setdefault(name, data)
-    file.seek(at)
+        if name in PNG_CHUNKS and length <= _MOST_BYTES:
+            data = file.read(length)
+            if zlib.crc32(name + data).to_bytes(4) == file.read(4):
+                found.setdefault(name, data)
+    file.seek(before)
     return found
 
 

@@ -6,6 +6,7 @@ browser shows such pictures.
 
 import io
 import zlib
+from collections.abc import Iterator
 from typing import IO
 
 from PIL import PngImagePlugin
@@ -36,16 +37,27 @@ def without_faulty(file: IO[bytes]) -> tuple[IO[bytes], tuple[str, ...]]:
     return kept, tuple(dict.fromkeys(name for _, _, name in left_out))
 
 
-def _faulty(file: IO[bytes]) -> list[tuple[int, int, str]]:
-    """Return the place, the length and the name of each chunk to leave out."""
-    found, at, unpacked = list[tuple[int, int, str]](), len(SIGNATURE), 0
-    stream = PngImagePlugin.PngStream(io.BytesIO())
+def chunks_of(file: IO[bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield each chunk's place, the length of its data and its name, up to IEND or damage.
+
+    The file is then at the chunk's data.
+    """
+    at = len(SIGNATURE)
     while True:
         file.seek(at)
         head = file.read(8)
         length, name = int.from_bytes(head[:4]), head[4:]
         if name == b"IEND" or not (name.isalpha() and name.isascii()):
-            return found
+            return
+        yield at, length, name
+        at += length + 12
+
+
+def _faulty(file: IO[bytes]) -> list[tuple[int, int, str]]:
+    """Return the place, the length and the name of each chunk to leave out."""
+    found, unpacked = list[tuple[int, int, str]](), 0
+    stream = PngImagePlugin.PngStream(io.BytesIO())
+    for at, length, name in chunks_of(file):
         if name[:1].islower() and name not in _OF_PIXELS:
             is_too_much = length > _MOST or (unpacked > _MOST and name in _PACKED)
             data = b"" if is_too_much else file.read(length + 4)
@@ -54,7 +66,7 @@ def _faulty(file: IO[bytes]) -> list[tuple[int, int, str]]:
                 found.append((at, length + 12, name.decode()))
                 cost = 0 if is_too_much else PngImagePlugin.MAX_TEXT_CHUNK
             unpacked += cost
-        at += length + 12
+    return found
 
 
 def _cost(stream: PngImagePlugin.PngStream, name: bytes, data: bytes) -> int | None:
