@@ -99,7 +99,9 @@ class Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
-        if "::" not in name and name not in _FREE and not _is_view(func):
+        # `attended` tells of attention, whatever operation torch chose.
+        is_told = name.startswith("_scaled_dot_product")
+        if "::" not in name and name not in _FREE and not is_told and not _is_view(func):
             self.ops.append(self._op(func, name, args, kwargs, out))
         return out
 

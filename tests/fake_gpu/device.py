@@ -41,7 +41,15 @@ _HOPPER = (9, 0)
 # Operations that make tensors of integers, and the largest whose numbers are followed.
 _MADE = {_OPS.arange, _OPS.zeros, _OPS.ones, _OPS.full, _OPS.scalar_tensor}
 _MOST_KNOWN = 1 << 16
+# Operations that start no kernel: views, and memory without contents.
+_STARTS_NONE = {
+    *("view", "reshape", "expand", "transpose", "permute", "detach", "alias", "slice", "select"),
+    *("unsqueeze", "squeeze", "t", "split", "split_with_sizes", "chunk", "unbind", "as_strided"),
+    *("_unsafe_view", "unflatten", "empty", "empty_like", "new_empty", "lift_fresh"),
+    *("empty_strided", "is_pinned", "_pin_memory"),
+}
 _DATA: Any = torch.Tensor.data
+_NUMPY: Any = torch.Tensor.numpy
 
 
 class FakeGpu(TorchDispatchMode):
@@ -50,7 +58,8 @@ class FakeGpu(TorchDispatchMode):
     `reads`: values that the host asked for, by the line of ours that did. `waits`: copies to the
     device from memory that is not pinned. `sent`, `fetched`: bytes that came to the device and
     went back. `strays`: uses of what another stream allocated and may
-    free at any time. `token`: the id that a read of integers is told.
+    free at any time. `launches`: operations that start a kernel. `attention`: those of attention,
+    by name; `masks`: how many of them read a mask. `token`: the id that a read of integers is told.
     """
 
     def __init__(self, token: int = 1) -> None:
@@ -60,6 +69,8 @@ class FakeGpu(TorchDispatchMode):
         self.reads: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.strays: Counter[str] = Counter()
+        self.attention: Counter[str] = Counter()
+        self.launches = self.masks = 0
         self._is_beside = False
         self._of_others: set[int] = set()
         self._known: dict[int, ref[Any]] = {}
@@ -72,6 +83,7 @@ class FakeGpu(TorchDispatchMode):
         # What a tensor says of itself (prim) touches no memory.
         if op.namespace == "aten":
             self._note_strays(args, kwargs)
+            self._note_launch(op, args, kwargs)
         if op is _OPS._local_scalar_dense.default:
             return self._told(args[0])
         if op is _OPS.is_pinned.default:
@@ -114,6 +126,16 @@ class FakeGpu(TorchDispatchMode):
         assert real is not None, f"{op} of numbers that nobody knows"
         return tree_map(lambda one: torch.empty(one.shape, dtype=one.dtype, device=device), real)
 
+    def array(self, tensor: Tensor, *, force: bool = False) -> Any:
+        """Stands in for `Tensor.numpy`: zeros, where numbers are not known."""
+        assert force or tensor.device.type == "cpu", "a GPU's memory is not the host's"
+        if not isinstance(tensor, FakeTensor):
+            return _NUMPY(tensor, force=force)
+        with no_dispatch():
+            value = self.value(tensor)
+            known = torch.zeros(tensor.shape, dtype=tensor.dtype) if value is None else value
+            return _NUMPY(known)
+
     def value(self, tensor: Tensor) -> Tensor | None:
         """The numbers of a small tensor of integers, if they followed from known ones."""
         if not isinstance(tensor, FakeTensor):  # made of a list or an array
@@ -152,6 +174,13 @@ class FakeGpu(TorchDispatchMode):
         )
         return out if small else None
 
+    def forget(self) -> None:
+        """Start all counts anew, from what is held now."""
+        for found in (self.reads, self.waits, self.strays, self.attention):
+            found.clear()
+        self.sent = self.fetched = self.launches = self.masks = 0
+        self.rebase()
+
     def rebase(self) -> int:
         """What is held now; the peak starts from here."""
         self.peak = self.live
@@ -174,6 +203,17 @@ class FakeGpu(TorchDispatchMode):
         for tensor in tree_iter((args, kwargs)):
             if isinstance(tensor, Tensor) and id(tensor.untyped_storage()) in self._of_others:
                 self.strays[_where()] += 1
+
+    def _note_launch(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        name = op._schema.name.removeprefix("aten::")
+        given = [one for one in tree_iter((args, kwargs)) if _is_tensor(one)]
+        if name in _STARTS_NONE or not any(one.device.type == "cuda" for one in given):
+            return
+        self.launches += 1
+        if name.startswith("_scaled_dot_product"):
+            self.attention[name] += 1
+            has_mask = len(args) > 3 and _is_tensor(args[3])
+            self.masks += has_mask
 
     def _count(self, tensor: Tensor) -> None:
         if tensor.device.type != "cuda":

@@ -1,7 +1,10 @@
-"""Stand-ins for kernels that only a GPU can run: outputs are made, nothing is launched.
+"""Stand-ins for what only a GPU can decide or run: outputs are made, nothing is launched.
 
-Callers can record Triton's launches and torch's fused attention with their arguments. Tensors are
-fake ones of any size, or real ones on a CPU, whose attention is computed as usual.
+Triton's launches are recorded with their arguments. Attention is torch's own: its function checks
+what it is given, its biases decide, and its fused operations make the outputs. The one thing that
+is put in is which of them a Hopper would take, because torch asks the driver for that: by torch's
+rules, flash attention without a mask in 16 bits, the memory-efficient one with a mask or in
+float32, else plain products.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,15 +15,94 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import bias
+from torch.utils._mode_utils import no_dispatch
 
 # A kernel's name and its arguments by name; queries, keys, values, a mask, whether rows are causal.
 Launched = Callable[[str, dict[str, Any]], None]
 Attended = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], None]
-_attention = F.scaled_dot_product_attention
+_MOST_WIDTH = 256
 
 
 def _nothing(*_told: Any) -> None:
     """Nobody asked."""
+
+
+def _attention(attended: Attended) -> Callable[..., Tensor]:
+    """torch's attention, which sends that on a GPU to the operation that it would choose there."""
+    own = F.scaled_dot_product_attention
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> Tensor:
+        given = (query, key, value, attn_mask, dropout_p, is_causal)
+        if query.device.type != "cuda":
+            return own(*given, **options)
+        attended(query, key, value, attn_mask, is_causal)
+        if isinstance(attn_mask, bias.CausalBias):
+            assert attn_mask.seq_len_q != attn_mask.seq_len_kv, "it would call this again"
+            return bias.CausalBias._dispatch(*given, **options)  # its own rules
+        _check(query, key, value, attn_mask)
+        return _chosen(*given, **options)
+
+    return attend
+
+
+def _check(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
+    """What torch's function refuses, it refuses here."""
+    every = [one for one in (q, keys, values, mask) if one is not None]
+    assert len({one.device for one in every}) == 1, [one.device for one in every]
+    assert q.dtype == keys.dtype == values.dtype, (q.dtype, keys.dtype, values.dtype)
+    assert mask is None or mask.dtype in (torch.bool, q.dtype), (mask.dtype, q.dtype)
+    assert q.shape[-1] == keys.shape[-1], (q.shape, keys.shape)
+
+
+def _chosen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    ops, is_wide = torch.ops.aten, query.dtype == torch.float32
+    is_fused = query.dim() == 4 and query.shape[-1] <= _MOST_WIDTH
+    if is_fused and attn_mask is None and not is_wide:
+        return ops._scaled_dot_product_flash_attention(
+            query, key, value, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if is_fused and query.shape[1] == key.shape[1]:
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:  # as torch does before it calls the kernel
+                attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(
+                    attn_mask.logical_not(), float("-inf")
+                )
+            attn_mask = attn_mask.expand(*query.shape[:3], key.shape[2])
+        return ops._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, False, dropout_p, is_causal, scale=scale
+        )[0]
+    return ops._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _yes(*_given: Any) -> bool:
+    """A mock would keep what it was given, and so its memory."""
+    return True
+
+
+def _new_bias(cls: type, *given: Any, **named: Any) -> Any:
+    """A bias has no numbers; torch's fake mode would make another subclass of its tensor."""
+    with no_dispatch():
+        return torch.Tensor._make_subclass(cls, torch.empty(0))
 
 
 @contextmanager
@@ -32,31 +114,10 @@ def stand_ins(launched: Launched = _nothing, attended: Attended = _nothing) -> I
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
         launched(kernel.fn.__name__.removeprefix("_"), given)
 
-    def attend(
-        q: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        attn_mask: Tensor | None = None,
-        is_causal: bool = False,
-        **options: Any,
-    ) -> Tensor:
-        if q.device.type != "cuda":
-            return _attention(q, keys, values, attn_mask=attn_mask, is_causal=is_causal, **options)
-        assert q.dtype == keys.dtype == values.dtype, "one dtype"
-        assert q.device == keys.device == values.device, "one device"
-        attended(q, keys, values, attn_mask, is_causal)
-        # What a fused kernel allocates: a sum for every query, and its output in the order of q.
-        torch.empty(q.shape[:-1], device=q.device, dtype=torch.float32)
-        return torch.empty_like(q)
-
     with (
         mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(F, "scaled_dot_product_attention", attend),
-        # torch's own bias is a tensor subclass that its fake mode cannot make.
-        mock.patch("torch.nn.attention.bias.causal_lower_right", _lower_right),
+        mock.patch.object(bias.CausalBias, "__new__", _new_bias),
+        mock.patch.object(bias, "can_use_flash_attention", _yes),
+        mock.patch.object(F, "scaled_dot_product_attention", _attention(attended)),
     ):
         yield
-
-
-def _lower_right(queries: int, slots: int) -> Tensor:
-    return torch.empty(0, queries, slots)

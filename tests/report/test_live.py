@@ -251,7 +251,7 @@ def test_the_page_of_a_batch_follows_a_server_that_is_killed(tab: Tab, tmp_path:
         assert count(tab, ".job") < 60
         start()
         tab.wait("document.querySelector('#verdict').textContent === '60 done, 0 failed'", 60)
-        # The last picture is on the page a moment before the batch has ended: its files come between.
+        # The last picture is on the page a moment before the batch ends: its files come between.
         tab.wait("document.querySelector('#state').textContent === '30 of 30 requests.'", 60)
         jobs_shown(tab, 60)
         assert tab.value("seenErrors") == []

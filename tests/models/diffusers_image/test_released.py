@@ -8,11 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import pytest
-import torch
-import transformers
 from conftest import thorough_but
+from fake_gpu.released_editors import CHECKPOINTS, numbers, write_network
 from PIL import Image
 
 from hyimg_cli.doctor.models import image_checkpoint
@@ -23,60 +21,10 @@ from hyimg_cli.models.diffusers_image.record import read_layout
 from hyimg_cli.models.diffusers_image.table import KINDS, licence_of
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 
-FACTS = json.loads((Path(__file__).parent / "released.json").read_text())
-CHECKPOINTS: dict[str, list[str]] = FACTS["checkpoints"]
 PAGE = Path(__file__).parents[3] / "docs" / "gpus.md"
 WEIGHTS = shutil.ignore_patterns("*.safetensors")
 # What of a VAE would be on disk is asked by its digest, that of a hole of half a GB.
 GPU = ("--device", "cuda", "--dtype", "bfloat16", "--no-disk-cache")
-
-
-@cache
-def built(name: str) -> Any:
-    """A released network without numbers."""
-    class_name, values = FACTS["parts"][name]
-    with torch.device("meta"):
-        if hasattr(diffusers, class_name):
-            return getattr(diffusers, class_name)(**values)
-        cls: Any = getattr(transformers, class_name)
-        return cls(cls.config_class(**values))
-
-
-@cache
-def shapes(name: str) -> dict[str, tuple[int, ...]]:
-    """Every stored tensor of a released network."""
-    module = built(name)
-    found = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    for copy in getattr(module, "_tied_weights_keys", None) or ():
-        if getattr(module.config, "tie_word_embeddings", False):
-            found.pop(copy, None)
-    return found
-
-
-def numbers(name: str) -> int:
-    return sum(torch.Size(shape).numel() for shape in shapes(name).values())
-
-
-def write_network(folder: Path, name: str) -> list[str]:
-    """Configuration and header of a network, its weights a hole in the file."""
-    class_name, values = FACTS["parts"][name]
-    folder.mkdir()
-    is_of_diffusers = hasattr(diffusers, class_name)
-    if is_of_diffusers:
-        (folder / "config.json").write_text(built(name).to_json_string())
-    else:
-        getattr(transformers, class_name).config_class(**values).save_pretrained(folder)
-    header, end = dict[str, Any](), 0
-    for key, shape in shapes(name).items():
-        begin, end = end, end + 2 * torch.Size(shape).numel()
-        header[key] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    stem = "diffusion_pytorch_model" if is_of_diffusers else "model"
-    with (folder / f"{stem}.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-    return ["diffusers" if is_of_diffusers else "transformers", class_name]
 
 
 @pytest.fixture(scope="module")
