@@ -45,13 +45,14 @@ class ToyCheckpoint(ImageCheckpoint):
         self.folder, self.card = folder, ModelCard(model, "toy", "toy", *FACTS)
 
     def count(self, job: Any, source_sizes: Any, assumed_think: int) -> JobTokens:
-        writes, prompt, pair = job.writes_text, len(prompt_ids(job)), job.guidance_scale > 1
-        text = assumed_think * writes
-        return JobTokens(prompt * writes, 0, prompt + text, pair, CELLS**2, 1 + pair, 0, text)
-
-    def prefixes(self, job: Any, sizes: Any, digests: Any) -> list[list[Segment]]:
-        rows = [prompt_ids(job)] if job.writes_text else [own.ids for own in branches(job, ())]
-        return [self.segments(None, ids, (), len(ids) - 1) for ids in rows]
+        prompt, text = len(prompt_ids(job)), assumed_think * job.writes_text
+        return JobTokens(
+            ar_prefill=prompt * job.writes_text,
+            positive=prompt + text,
+            step_rows=CELLS**2,
+            branches=1 + (job.guidance_scale > 1),
+            assumed_think=text,
+        )
 
     def segments(self, layout: Any, ids: Any, digests: Any, stop: int) -> list[Segment]:
         return [TextSegment(tuple(ids[:stop]))] if stop > 0 else []

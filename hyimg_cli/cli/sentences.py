@@ -46,6 +46,9 @@ def summary(counts: Summary, place: str) -> str:
     parts += [f"{counts.whole:,} edited as a whole"] if counts.whole else []
     parts += [f"{counts.gated:,} beyond a gate"] if counts.gated else []
     parts += [f"{counts.lossy:,} lossy (step cache)"] if counts.lossy else []
+    tokens = counts.prompt_tokens_computed + counts.prompt_tokens_reused
+    if tokens and logger.isEnabledFor(logging.INFO):
+        parts.append(f"{counts.prompt_tokens_reused:,} of {tokens:,} prompt tokens reused")
     parts += [f"model loaded in {time_text(counts.load_s)}"] if counts.load_s else []
     parts += [f"prewarmed in {time_text(counts.prewarm_s)}"] if counts.prewarm_s else []
     parts += [f"prompts embedded in {time_text(counts.encode_s)}"] if counts.encode_s else []

@@ -1,49 +1,31 @@
-"""Forecast what a plan computes and shares, by running its jobs without weights or torch.
+"""Forecast what a plan computes, without weights or torch.
 
-The AR prompts' rows, image encodes and bytes of shared K/V are exact before anything runs, because
-they come from the same segments and the same tree as the run itself. Everything that depends on
-text that is not written yet uses an assumed length.
+What is encoded is exact before anything runs. Texts that are not written yet have an assumed
+length.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
-from hyimg_cli.errors import CheckpointError, HyimgError, SourceImageError
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.journal.keys import UNREADABLE, device_name, precision, source_digest, source_key
-from hyimg_cli.kv.segments import Segment, TextSegment
-from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.manifest.cost import Cost, JobTokens, job_cost, total_cost
+from hyimg_cli.manifest.cost import Cost, JobTokens, step_cost, total_cost
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
-from hyimg_cli.media.images import size_of, stretched_digest
 from hyimg_cli.memory.fit import cards_for
-from hyimg_cli.memory.footprint import Need, kv_bytes_per_token
+from hyimg_cli.memory.footprint import Need, tokens_of
 from hyimg_cli.memory.videos import needs_of, tiles_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
 from hyimg_cli.tiling.tiles import forecast as decode_forecast
-
-
-class Sized(NamedTuple):
-    """The K/V of some tokens as a number of bytes."""
-
-    tokens: int
-    bytes_per_token: int
-
-    @property
-    def nbytes(self) -> int:
-        return self.tokens * self.bytes_per_token
-
-    def split(self, at: int) -> "tuple[Sized, Sized]":
-        return self._replace(tokens=at), self._replace(tokens=self.tokens - at)
 
 
 @dataclass(frozen=True)
@@ -99,39 +81,28 @@ class LatentCost(Cost):
 
 @dataclass(frozen=True)
 class PlanForecast:
-    """The cost of each group in plan order, and of all pictures.
-
-    `shared_kv_bytes`: K/V that jobs may share, held after the last job was counted.
-    """
+    """The cost of each group in plan order, and of all pictures."""
 
     groups: tuple[Cost | VideoForecast, ...]
     total: Cost
-    shared_kv_bytes: int
 
 
 @gc_paused()
 def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForecast:
-    """Forecast every group of `plan`; source images are inspected but not decoded."""
+    """Forecast every group of `plan`; source images are not decoded."""
     ahead, groups = Forecast(config, assumed_think), list[Cost | VideoForecast]()
     for group in plan.groups:
         if isinstance(group, VideoGroup):
             groups.append(_forecast_videos(group, config, plan))
-        else:
-            card = registry.model_card(group.model, config.model.revision)
-            width = card.kv_bytes_per_token
-            costs = list[Cost]()
-            for job in group.jobs:
-                begun = plan.begun_of(job)
-                tokens = JobTokens() if begun.is_denoised else ahead.tokens(job)
-                costs.append(job_cost(job, tokens, width, begun.step))
-            cost = total_cost(costs)
-            if (networks := card.networks) is not None:
-                job = max(group.jobs, key=lambda job: len(job.images))
-                memory, cards = needs_of(job, networks, config), cards_for(job, networks, config)
-                cost = LatentCost(**vars(cost), memory=memory, cards=cards)
-            groups.append(cost)
-    total = total_cost(one for one in groups if isinstance(one, Cost))
-    return PlanForecast(tuple(groups), total, ahead.tree.held_bytes)
+            continue
+        cost = total_cost(ahead.cost(job, plan) for job in group.jobs)
+        card = registry.model_card(group.model, config.model.revision)
+        if (networks := card.networks) is not None:
+            job = max(group.jobs, key=lambda job: len(job.images))
+            memory, cards = needs_of(job, networks, config), cards_for(job, networks, config)
+            cost = LatentCost(**vars(cost), memory=memory, cards=cards)
+        groups.append(cost)
+    return PlanForecast(tuple(groups), total_cost(one for one in groups if isinstance(one, Cost)))
 
 
 def _forecast_videos(group: VideoGroup, config: RunConfig, plan: Plan) -> VideoForecast:
@@ -178,32 +149,32 @@ class Forecast:
     def __init__(self, config: RunConfig, assumed_think: int) -> None:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str, Any]] = set()
-        self._digest_of, self._size_of = cache(source_digest), cache(_source_size)
+        self._texts: set[TextIdentity] = set()
+        self._digest_of = cache(source_digest)
         self.card_of = partial(registry.model_card, revision=config.model.revision)
-        self._kv_bytes = cache(lambda model: kv_bytes_per_token(self.card_of(model), config))
-        # Texts by number, and the numbers of texts that are in the tree for other jobs.
-        self._texts: dict[TextIdentity, int] = {}
-        self._left: set[int] = set()
         self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
-        self.tree: KVTree[Sized] = KVTree(
-            config.batch.prefix_cache_mb * 1_000_000, splits_text=not config.batch.is_invariant
-        )
 
-    def tokens(self, job: ImageJob) -> JobTokens:
-        """Return the job's rows, and what earlier jobs share with it; zeros if it will fail."""
-        sizes = [self._size_of(path) for path in job.images]
-        files = [self._digest_of(path) for path in job.images]
-        digests = [stretched_digest(one) for one in files] if job.infer_align_image_size else files
-        think = min(self._assumed_think, job.text.max_new_tokens)
-        try:
-            sequences = registry.sequences(job.model, self._config.model.revision)
-            tokens = sequences.count(job, sizes, think)
-            text = None if UNREADABLE in files else text_identity(job, sequences.card)
-            prefixes = sequences.prefixes(job, sizes, digests)
-            shared = self.encodes(job) | self._shared(job, tokens, prefixes, text)
-        except HyimgError:
-            return JobTokens()
-        return tokens._replace(**shared)
+    def cost(self, job: ImageJob, plan: Plan) -> Cost:
+        """Return the job's cost from where an earlier run left it."""
+        card, begun = self.card_of(job.model), plan.begun_of(job)
+        if card.denoises_latents:
+            tokens = JobTokens(branches=card.branches(job))
+        else:
+            think = min(self._assumed_think, job.text.max_new_tokens)
+            tokens = tokens_of(job, self._config.model.revision, think)
+        cost = step_cost(job, tokens, begun.step)
+        will_fail = not (tokens.positive or card.denoises_latents)
+        if begun.is_denoised or will_fail:
+            return cost
+        cost = replace(cost, **self.encodes(job))
+        is_read = UNREADABLE not in map(self._digest_of, job.images)
+        text = text_identity(job, card) if is_read and tokens.ar_prefill else None
+        if text is None:
+            return cost
+        if text in self._texts:
+            return replace(cost, shared_texts=1)
+        self._texts.add(text)
+        return replace(cost, texts=1, think_rows=tokens.assumed_think)
 
     def encodes(self, job: ImageJob) -> dict[str, int]:
         """Return the numbers of texts and images to encode, and of those kept by an earlier run.
@@ -238,65 +209,3 @@ class Forecast:
         except CheckpointError:  # without local weights, nothing has been encoded
             return False
         return self._store.has(kind, key)
-
-    def _shared(
-        self,
-        job: ImageJob,
-        tokens: JobTokens,
-        prefixes: Sequence[Sequence[Segment]],
-        text: TextIdentity | None,
-    ) -> dict[str, int]:
-        """Return how many of a job's rows are shared with other jobs, or saved by them."""
-        if tokens.ar_prefill:
-            (prefix,) = prefixes
-            if text is not None and text in self._texts:
-                return self._taken_over(job, tokens, prefix, self._texts[text])
-            if text is not None:
-                self._texts[text] = len(self._texts)
-            return {"ar_shared": self._passed(job, prefix), "texts": int(text is not None)}
-        if not self._config.reuse.kv_reuse:
-            return {"shared_prefix": 0}
-        positive, *negative = [self._passed(job, branch) for branch in prefixes]
-        shared_prefix = max(tokens.shared_prefix, *negative) if negative else tokens.shared_prefix
-        return {"positive_shared": positive, "shared_prefix": shared_prefix}
-
-    def _taken_over(
-        self, job: ImageJob, tokens: JobTokens, prefix: Sequence[Segment], text: int
-    ) -> dict[str, int]:
-        """Return the rows of a job whose text was written by a job counted earlier.
-
-        It is fed the same tokens as the writing job, which leaves them after its prompt.
-        """
-        fed = tokens.ar_prefill + tokens.assumed_think
-        # As long as the tokens fed after the prefix, and different from every other text.
-        stand_in = TextSegment((-1 - text,) * (fed - sum(segment.length for segment in prefix)))
-        whole = [*prefix, stand_in]
-        if text not in self._left:
-            self._left.add(text)
-            self._passed(job, whole)
-        return {
-            "ar_prefill": fed,
-            "ar_shared": self._passed(job, whole),
-            "assumed_think": 0,
-            "shared_texts": 1,
-            "spared_think": tokens.assumed_think,
-        }
-
-    def _passed(self, job: ImageJob, prefix: Sequence[Segment]) -> int:
-        """Return the number of leading tokens that are held, then hold the whole prefix."""
-        width, new = self._kv_bytes(job.model), []
-
-        def payload(start: int, end: int) -> Sized:
-            new.append(start)
-            return Sized(end - start, width)
-
-        held = self.tree.insert(job.model, prefix, payload)
-        return new[0] if new else held.length
-
-
-def _source_size(path: str) -> Size:
-    """Return a picture's size; 1x1 if it cannot be read, in which case its job fails later."""
-    try:
-        return size_of(path)
-    except SourceImageError:
-        return Size(1, 1)

@@ -84,9 +84,11 @@ class Summary:
 
     `left`: jobs that were planned and did not run. For edits that keep their source: `unchanged`,
     without any edit found; `whole`, where the whole picture changed; and `gated`, beyond a gate, in
-    this run and before. `lossy`: made with a step cache. `failed` counts jobs, in this run and
-    before; `invalid` counts lines that did not become jobs. With several replicas, the seconds of
-    loading, prewarming, embedding and compiling are those of the slowest one.
+    this run and before. `lossy`: made with a step cache. `prompt_tokens_computed` entered a model;
+    `prompt_tokens_reused` had K/V from the text stage, another branch or another job. `failed`
+    counts jobs, in this run and before; `invalid` counts lines that did not become jobs. With
+    several replicas, the seconds of loading, prewarming, embedding and compiling are those of the
+    slowest one.
     """
 
     done: int = 0
@@ -98,6 +100,8 @@ class Summary:
     whole: int = 0
     gated: int = 0
     lossy: int = 0
+    prompt_tokens_computed: int = 0
+    prompt_tokens_reused: int = 0
     load_s: float = 0.0
     prewarm_s: float = 0.0
     encode_s: float = 0.0
@@ -131,6 +135,12 @@ class Summary:
         self.whole += edit.get("kind") == "global"
         self.gated += outcome.status == "done" and bool(edit.get("gates"))
         self.lossy += outcome.step_cache is not None
+        if reuse := outcome.kv_reuse:
+            branches = reuse.branches
+            self.prompt_tokens_computed += reuse.ar_prefill_tokens
+            self.prompt_tokens_computed += sum(one.computed for one in branches)
+            self.prompt_tokens_reused += reuse.ar_shared_tokens
+            self.prompt_tokens_reused += sum(one.reused + one.shared for one in branches)
         self._get_ready("compile_s", outcome.replica, outcome.timings_s.get("compile", 0.0))
         self.left -= 1
         self._at_work.discard(outcome.custom_id)

@@ -185,7 +185,7 @@ def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
     """
     replay = Replay.of(job)  # a text that is fed again takes the memory of a written one
     job = replay.job if replay else job
-    tokens = _tokens(job, config.model.revision, job.text.max_new_tokens + _TAGS)
+    tokens = tokens_of(job, config.model.revision, job.text.max_new_tokens + _TAGS)
     context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
     apart = tokens.branches * (tokens.positive + tokens.step_rows)
     rows = tokens.kv_rows if config.reuse.kv_reuse else None
@@ -201,10 +201,10 @@ def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
 
 def prompt_tokens(job: ImageJob, revision: str | None) -> int:
     """Return the tokens before a job's picture, without unwritten text; 0 if it will fail."""
-    return _tokens(job, revision, 0).positive
+    return tokens_of(job, revision, 0).positive
 
 
-def _tokens(job: ImageJob, revision: str | None, written: int) -> JobTokens:
+def tokens_of(job: ImageJob, revision: str | None, written: int) -> JobTokens:
     """Return the tokens of a job that writes this many, with square sources; zeros if it fails."""
     try:
         return sequences(job.model, revision).count(job, [Size(1, 1)] * len(job.images), written)
@@ -326,16 +326,14 @@ def _whole(card: ModelCard, config: RunConfig) -> int:
     return card.loaded_bytes(*held_form(config), offloads_experts=waits)
 
 
-def footprint(
-    jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig, *, shared_kv_bytes: int = 0
-) -> Footprint:
+def footprint(jobs: Sequence[ImageJob], card: ModelCard, config: RunConfig) -> Footprint:
     """Return the maximum that one model's jobs take.
 
     As many work together as fit into `config.batch.memory_gb`; without it, as many as allowed: a
-    session that finds less free memory lets fewer work together.
+    session that finds less free memory lets fewer work together. Prefixes that are kept for later
+    jobs are not counted: they are dropped before a job lacks memory.
     """
     found, weights = needs(jobs, card, config, prefixes=0), _whole(card, config)
-    found = replace(found, kept=found.kept + shared_kv_bytes)
     by_rank, count = _by_rank(card, config), config.parallel.picture_ranks
     most, memory = min(config.batch.max_size, len(jobs)), config.batch.memory_bytes
     together = Together(most, most)
@@ -354,7 +352,7 @@ def footprint(
 
 
 @gc_paused()
-def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[str, Footprint]:
+def footprints(plan: Plan, config: RunConfig) -> dict[str, Footprint]:
     """Return by picture model the group that takes most. One model is loaded at a time."""
     found: dict[str, Footprint] = {}
     for group in plan.groups:
@@ -362,7 +360,7 @@ def footprints(plan: Plan, config: RunConfig, *, shared_kv_bytes: int) -> dict[s
             card = model_card(group.model, config.model.revision)
             if card.networks is not None:  # see `memory.videos`
                 continue
-            one = footprint(group.jobs, card, config, shared_kv_bytes=shared_kv_bytes)
+            one = footprint(group.jobs, card, config)
             found[group.model] = max(found.get(group.model, one), one, key=lambda it: it.total)
     return found
 

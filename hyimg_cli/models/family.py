@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.errors import CheckpointError, UsageError
-from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.manifest.cost import JobTokens
@@ -46,14 +45,6 @@ class ImageCheckpoint(Protocol):
         """Count the job's tokens; unwritten text counts as `assumed_think` tokens.
 
         `source_sizes` are its pictures' sizes, in order.
-        """
-
-    def prefixes(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list[Segment]]:
-        """Return segments that jobs may share, of the AR prompt.
-
-        If the job has no AR stage, of each guidance branch.
         """
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:

@@ -75,7 +75,7 @@ def test_the_plan_counts_what_generate_will_do(
     (plan,) = run_cli("plan", manifest, "--json").json_lines
     assert (plan["total"]["jobs"], plan["total"]["denoise_steps"]) == (2, 10)
     assert plan["total"]["image_encodes"] >= 1
-    assert plan["total"]["kv_bytes_peak"] > 0
+    assert plan["memory"]["tiny-image"]["kv"] > 0
     assert plan["weight_bytes"]["tiny-image"] > 0
     planned = [name for group in plan["groups"] for name in group["custom_ids"]]
     assert sorted(planned) == ["a", "b"]

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.engine.runner import cards
 from hyimg_cli.journal.provenance import hardware
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.measure.bench.record import job_facts
 from hyimg_cli.measure.bench.runs import RunResult
 from hyimg_cli.measure.bench.scenario import LOAD, START, Lifetime, Scenario
+from hyimg_cli.memory.footprint import tokens_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.units import counted, time_text
 
 
@@ -109,9 +109,10 @@ def of_plan(scenario: Scenario, jobs_of: Sequence[Sequence[Job]], config: RunCon
         denoise_s = stages["denoise"]
         if not variant.keeps_kv:
             # Each step computes the prefix too; the text is a small part of it.
-            rows = forecast(plan, config, assumed_think=0).total
-            prefix_rows = rows.prefix_rows_unshared * rows.full_steps / rows.jobs
-            denoise_s *= 1 + prefix_rows / rows.denoise_rows
+            pictures = (job for job in jobs if isinstance(job, ImageJob))
+            tokens = [tokens_of(job, config.model.revision, 0) for job in pictures]
+            prefix_rows = sum(one.branches * one.positive for one in tokens)
+            denoise_s *= 1 + prefix_rows / sum(one.branches * one.step_rows for one in tokens)
         wall_s = sum(stages.values()) - stages["denoise"] + (loads - 1) * stages["load"]
         known[variant.label] = [RunTime(scenario.main_steps, wall_s + denoise_s, denoise_s)]
     return TimeLeft([], known, f", from {counted(runs, 'earlier run')} of the model")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyimg_cli.errors import JobError, require
-from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.bagel.config import FAMILY as NAME
@@ -143,14 +142,6 @@ class BagelPrompter(ImageCheckpoint):
             self._refuse_too_long(layout)
         return max(0, min(job.text.max_new_tokens - 1, room))
 
-    def prefixes(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list[Segment]]:
-        shapes = self._shapes(source_sizes)
-        opening = self.opening(job, shapes)
-        found = [opening.layout] if opening else self.branches(job, self.contexts(job, shapes))
-        return [segments(one, one.ids, digests, one.length - 1) for one in dict.fromkeys(found)]
-
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         shapes = self._shapes(source_sizes)
         opening = self.opening(job, shapes)
@@ -169,12 +160,9 @@ class BagelPrompter(ImageCheckpoint):
             full_steps = [*compress(guided, job.step_cache.full_steps(guided))]
         return JobTokens(
             ar_prefill=len(opening.ids) if opening else 0,
-            shared_prefix=sum(_shared(full, other) for other in others),
             positive=positive,
-            negative=sum(other.length for other in others),
             step_rows=step_rows,
             branches=1 + len(others),
-            image_encodes=len(shapes),
             assumed_think=text,
             steps=max(0, job.num_inference_steps - 1),
             forwards=len(full_steps) + sum(full_steps) * len(others),

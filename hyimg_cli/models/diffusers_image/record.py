@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.errors import JobError, SourceImageError, require
-from hyimg_cli.kv.segments import ImageSegment, Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
-from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
+from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows
 from hyimg_cli.models.diffusers_image.table import (
     KINDS,
     NON_COMMERCIAL,
@@ -198,37 +197,17 @@ class EditorFolder(ImageCheckpoint):
         return frozenset(found)
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
-        branches = [rows for _, rows in self._branches(job, source_sizes)]
-        first, *others = (sum(rows.segments.values()) for rows in branches)
+        texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
+        bucket = self.card.bucket_of(job.size)
+        size = bucket.size if bucket else None
+        branches = [self._rows(text, source_sizes, size) for text in texts]
+        first, *others = (rows.prefix for rows in branches)
         return JobTokens(
             positive=first,
-            negative=sum(others),
             step_rows=branches[0].per_step,
             branches=len(branches),
             kv_rows=first + sum(others),
         )
-
-    def prefixes(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list[Segment]]:
-        pictures = f"{list(digests)} {job.lora}"
-        return [
-            [
-                # The library reads an empty text as a space.
-                ImageSegment((0,) * count, pictures if of == "pictures" else text or " ", ())
-                for of, count in rows.segments.items()
-            ]
-            for text, rows in self._branches(job, source_sizes)
-        ]
-
-    def _branches(
-        self, job: ImageJob, source_sizes: Sequence[Size]
-    ) -> list[tuple[str, PrefixRows]]:
-        """Return text and rows of each guidance branch."""
-        texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
-        bucket = self.card.bucket_of(job.size)
-        size = bucket.size if bucket else None
-        return [(text, self._rows(text, source_sizes, size)) for text in texts]
 
     @cached_property
     def _rows(self) -> CountRows:

@@ -1,4 +1,4 @@
-"""Count the rows of an editor's transformer, and of its shared prefixes; no torch."""
+"""Count the rows of an editor's transformer, and of its prefixes; no torch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ _KLEIN_TEXT, _ANY_TEXT = 512, 256
 
 @dataclass(frozen=True)
 class PrefixRows:
-    """Rows of one guidance branch: of its prefix (`pictures`, `text`), and of each later step."""
+    """Rows of one guidance branch: of its prefix, and of each later step."""
 
-    segments: dict[str, int]
+    prefix: int
     per_step: int
 
 
@@ -42,7 +42,7 @@ def without_prefix(folder: Path, card: ModelCard) -> CountRows:
         for own in map(_area, sources):
             # A source of unknown size is passed as one pixel.
             pixels += most if card.reference_pixels or own == 1 else min(own, most)
-        return PrefixRows({}, pixels // _SIDE**2 + _ANY_TEXT)
+        return PrefixRows(0, pixels // _SIDE**2 + _ANY_TEXT)
 
     return count
 
@@ -63,9 +63,7 @@ def pictures_then_text(folder: Path, card: ModelCard) -> CountRows:
         last = len(ids) - ids[::-1].index(pad) if sources else 0
         pictures = last - len(sources) + sum(map(_rows, fitted))
         canvas = size or (fitted[-1] if fitted else _floored(Size(side, side), 2 * _SIDE))
-        return PrefixRows(
-            ({"pictures": pictures} if last else {}) | {"text": len(ids) - last}, _rows(canvas)
-        )
+        return PrefixRows(pictures * bool(last) + len(ids) - last, _rows(canvas))
 
     return count
 
@@ -77,7 +75,7 @@ def references(folder: Path, card: ModelCard) -> CountRows:
         fitted = [_floored(_shrunk(source), _SIDE) for source in sources]
         canvas = size or (fitted[0] if fitted else _SIZE)
         own = sum(map(_rows, fitted))
-        return PrefixRows({"pictures": own} if own else {}, _KLEIN_TEXT + _rows(canvas))
+        return PrefixRows(own, _KLEIN_TEXT + _rows(canvas))
 
     return count
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
-from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.common.spans import Grid
@@ -191,16 +190,6 @@ class Prompter(ImageCheckpoint):
         """
         return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
 
-    def prefixes(
-        self, job: ImageJob, source_sizes: Sequence[Size], digests: Sequence[str]
-    ) -> list[list[Segment]]:
-        shapes = self._shapes(source_sizes)
-        if opening := self.opening(job, shapes):
-            return [segments(opening.layout, opening.ids, digests, len(opening.ids) - 1)]
-        layout = self.picture(job, shapes, None, self._bucket(job))
-        rows = (layout.ids, layout.unconditional_ids)[: self.branch_count(job)]
-        return [segments(layout, ids, digests, layout.live_start - 1) for ids in rows]
-
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Count the job's tokens; text not yet written counts as `assumed_think` tokens."""
         return self._count(job, self._shapes(source_sizes), assumed_think)
@@ -213,12 +202,9 @@ class Prompter(ImageCheckpoint):
         self._refuse_too_long(job, prefix)
         return JobTokens(
             ar_prefill=len(opening.ids) + more if opening else 0,
-            shared_prefix=layout.shared_length if branches > 1 else 0,
             positive=prefix,
-            negative=prefix if branches > 1 else 0,
             step_rows=layout.live_stop - layout.live_start,
             branches=branches,
-            image_encodes=len(shapes),
             assumed_think=text,
         )
 

@@ -85,7 +85,7 @@ def test_a_run_encodes_what_its_plan_says(
     again = texts + 3 * (kind != "klein")
     assert kept.json_lines[0]["total"]["kept_encodes"] == again, kept.err
     said = run_cli("plan", *given, "-o", str(tmp_path / "third"), "--no-prompt-cache").out
-    assert f"36 denoise steps, {36 * branches} forwards over about" in said
+    assert f"36 denoise steps, {36 * branches} forwards\n" in said
     assert (
         f"to encode: {18 * branches} prompts, 0 source images; found in the disk cache: 3" in said
     )

@@ -162,7 +162,7 @@ def rows_of(kind: str, sizes: Sequence[tuple[int, int]], texts: Sequence[str]) -
     ("kind", "references", "guided"),
     [("qwen-image-2.1", 1, False), ("qwen-image-2.1", 4, True), ("klein-kv", 2, False)],
 )
-def test_a_run_computes_the_rows_that_its_plan_counts(
+def test_a_run_computes_each_set_of_sources_and_each_text_once(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint,
     sources: list[str], kind: str, references: int, guided: bool,
 ) -> None:  # fmt: skip
@@ -176,15 +176,19 @@ def test_a_run_computes_the_rows_that_its_plan_counts(
     ]
     lines = [lines[at] for at in np.random.default_rng(0).permutation(len(lines))]
     manifest, model = str(write_manifest(*lines)), str(checkpoint(kind))
-    plan = run_cli("plan", manifest, "--model", model, "--json").json_lines[0]["total"]
     sizes = dict(zip(sources, SIZES, strict=True))
     read = [*texts, *(["dull"] if guided else ())]
     prefix = sum(rows_of(kind, [sizes[name] for name in images], read) for images in sets)
     per_step = (512 if kind == "klein-kv" else 0) + 4 * 6
     canvas = per_step * steps * len(lines) * (2 if guided else 1)
-    assert (plan["prefix_rows"], plan["denoise_rows"]) == (prefix, canvas)
-    run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
+    ran = run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"), "--json")
     assert counted(tmp_path / "out") == (prefix, canvas)
+    summary = ran.json_lines[-1]["summary"]
+    each = sum(
+        rows_of(kind, [sizes[name] for name in one["images"]], [one["prompt"]]) for one in lines
+    )
+    assert summary["prompt_tokens_computed"] == prefix
+    assert summary["prompt_tokens_computed"] + summary["prompt_tokens_reused"] >= each
 
 
 def test_an_empty_negative_prompt_and_none_are_one_prefix(
@@ -194,9 +198,8 @@ def test_an_empty_negative_prompt_and_none_are_one_prefix(
     lines = [line("none", "red", sources[:1], **more)]
     lines.append(line("empty", "red", sources[:1], negative_prompt="", **more))
     given = (str(write_manifest(*lines)), "--model", str(checkpoint("qwen-image-2.1")))
-    planned = run_cli("plan", *given, "--json").json_lines[0]["total"]["prefix_rows"]
     run_cli("generate", *given, "-o", str(tmp_path / "out"))
-    assert counted(tmp_path / "out")[0] == planned
+    assert counted(tmp_path / "out")[0] == rows_of("qwen-image-2.1", SIZES[:1], ["red", " "])
 
 
 def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
