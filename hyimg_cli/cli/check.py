@@ -30,8 +30,7 @@ def check(ctx: typer.Context) -> None:
     if not in_lines:  # a faulty line may be of the kind that the setting affects
         render.remarks(runner.remarks(settings, jobs), style)
     store = DiskStore(config.cache.folder, config.cache.budget_bytes)
-    for model in sorted({job.model for job in jobs}):
-        registry.check_headers(model, config.model.revision, store=store)
+    render.remarks(registry.check_headers((job.model for job in jobs), config.model, store), style)
     # A pattern that matches no job is an error; the faults shown before it may explain why.
     chosen, _ = request.selection.of(jobs, config.model.revision)
     tell = render.note_unless(style.is_quiet)

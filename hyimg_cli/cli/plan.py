@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import plan_facts as facts
 from hyimg_cli.cli import render
 from hyimg_cli.cli.plan_facts import Fact
@@ -50,6 +51,8 @@ def show_plan(given: Mapping[str, Any]) -> int:
     every, cards = tuple(request.change(every)), runner.cards(config.model.revision)
     if not invalid:  # a faulty line may be of the kind that the setting affects
         render.remarks(runner.remarks(request.settings, every), style)
+    store = DiskStore(config.cache.folder, config.cache.budget_bytes)
+    render.remarks(registry.check_headers((job.model for job in every), config.model, store), style)
     jobs, shard = request.selection.of(every, config.model.revision)
     found = inspect_sources(jobs, config, lambda it: show_remark(it, style), fetches=True)
     rest = resume(run_folder(config.output.folder), jobs, config, request.policy)

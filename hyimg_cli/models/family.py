@@ -134,9 +134,9 @@ class Family:
     checkpoints if it `marks` it, or if its `config.json` names the family as `model_type`. `open`
     reads the small files; weights may be missing. `tensors` reads the headers of each component's
     files. `check_headers` raises for faults of the files that headers show, without torch; if it is
-    None, `tensors` does. `refuse_wrong` raises unless the files have exactly the tensors of the
-    configuration. `reading` tells which files are read, if known. If a family `takes_components`,
-    `open` and `fingerprint` accept a second folder, with the checkpoint's text encoder and VAE.
+    None, `tensors` does. `refuse_wrong` raises what loading would raise for the files. `reading`
+    tells which files are read, if known. If a family `takes_components`, all but `marks` and
+    `reading` accept a second folder, with the checkpoint's text encoder and VAE.
 
     `follows`: settings that this family follows and not every family of its kind does, or
     `name=value` for one value only. Settings that a family does not follow are refused.
@@ -148,11 +148,11 @@ class Family:
     marks: Callable[[Path], bool] = lambda folder: False
     takes_components: bool = False
     fingerprint: Callable[..., str] = checkpoint.fingerprint
-    tensors: Callable[[Path], Mapping[str, Mapping[str, TensorInfo]]] = lambda folder: {
+    tensors: Callable[..., Mapping[str, Mapping[str, TensorInfo]]] = lambda folder: {
         "model": checkpoint.tensor_index(folder)
     }
-    refuse_wrong: Callable[[Path], None] = lambda folder: None
-    check_headers: Callable[[Path], object] | None = None
+    refuse_wrong: Callable[..., object] = lambda folder: None
+    check_headers: Callable[..., object] | None = None
     reading: Callable[[Path], Reading | None] = lambda folder: None
     follows: frozenset[str] = frozenset()
 

@@ -195,23 +195,45 @@ def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[in
     return stored
 
 
-def check_headers(model: str, revision: str | None = None, *, store: DiskStore) -> None:
-    """Raise CheckpointError for faults that the headers of a checkpoint's files show; no torch.
+def check_headers(models: Iterable[str], choice: ModelChoice, store: DiskStore) -> list[str]:
+    """Raise the error with which loading a checkpoint would fail; no weight is read, and no torch.
 
-    Weights of a hub id may be fetched later, and those of the large decoders need not be here.
-    `store` keeps which checkpoints were whole (see `whole`).
+    `models`: of the jobs; the rest of `choice` is theirs. Returns a sentence for each checkpoint
+    whose weights are not here yet. `store` keeps which checkpoints were whole (see `whole`).
     """
-    folder = resolve_model(model, revision, with_weights=False)
-    family = _family(folder)
-    try:
-        (family.check_headers or family.tensors)(folder)
-    except CheckpointError as error:
-        is_here = os.path.isdir(os.path.expanduser(model)) and family.check_headers is not None
-        if is_here or error.code not in NOT_FETCHED:
-            raise
-        return
-    if family.check_headers is not None and model not in (EMBEDDED, EMBEDDED_VIDEO):
-        whole.refuse_wrong(family, folder, fingerprint(model, revision), store)
+    said = []
+    for model in sorted(set(models)):
+        folder = resolve_model(model, choice.revision, with_weights=False)
+        family = _family(folder)
+        folders = (folder, *_components_for(family, choice.components))
+        try:
+            (family.check_headers or family.tensors)(*folders)
+        except CheckpointError as error:
+            if not _may_come(error, model, folder):
+                raise
+            what = "they are not compared with its configuration"
+            said.append(f"the weights of {model} are not here: {what}")
+            continue
+        if model not in (EMBEDDED, EMBEDDED_VIDEO):
+            whole.refuse_wrong(family, folders, store)
+    return said
+
+
+def _may_come(error: CheckpointError, model: str, folder: Path) -> bool:
+    """Return True if weights are missing that a run will find.
+
+    It fetches those of a hub id. Into a folder they must be copied: an index promises them, and
+    none is there.
+    """
+    if not os.path.isdir(os.path.expanduser(model)):
+        return error.code in NOT_FETCHED and not os.environ.get("HF_HUB_OFFLINE")
+    is_promised = error.code == "checkpoint.missing-shard"
+    return is_promised and not any(folder.rglob("*.safetensors"))
+
+
+def refuse_wrong(folder: Path, *components: Path) -> None:
+    """Raise the error with which loading the checkpoint in `folder` would fail. Imports torch."""
+    _family(folder).refuse_wrong(folder, *components)
 
 
 def reading(model: str, revision: str | None = None) -> Reading | None:

@@ -75,6 +75,10 @@ class BagelPrompter(ImageCheckpoint):
         self.vocabulary = QwenVocabulary(folder)
         self.markers = self.vocabulary.markers
 
+    def refuse_other_vocabulary(self) -> None:
+        """Raise CheckpointError if the tokenizer has tokens that the network does not know."""
+        self.vocabulary.refuse_beyond(self.arch.decoder.vocab_size, self.folder)
+
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Return look-ups of texts' tokens."""
         return {"prompt_tokens": self.vocabulary.memo_counts()}
@@ -174,6 +178,7 @@ class BagelPrompter(ImageCheckpoint):
     ) -> "Bagel":
         assert pool is None, "refused before"
         require("diffusers")
+        self.refuse_other_vocabulary()
         from hyimg_cli.models.bagel.family import load_family  # imports torch
 
         return load_family(self, choice, is_batch_invariant=is_batch_invariant)
@@ -245,6 +250,7 @@ def _refuse_wrong(folder: Path) -> None:
     require("diffusers")
     from hyimg_cli.models.bagel.weights import checked  # imports torch
 
+    BagelPrompter(folder, "").refuse_other_vocabulary()
     checked(folder)
 
 

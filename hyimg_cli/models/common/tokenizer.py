@@ -8,9 +8,12 @@ from tokenizers import Tokenizer
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.files import TABLE_BYTES, bytes_of
+from hyimg_cli.loading.checkpoint import fault, refuse_pointer
 
 # Ids of recently encoded sections: system prompts, role strings, users' prompts.
 _TOKEN_BYTES = 64_000_000
+# Texts that every vocabulary tells apart.
+_WORDS = ("a red circle", "two blue birds")
 
 
 class ControlTokenizer:
@@ -68,6 +71,13 @@ class ControlTokenizer:
         self.control.add(id_)
         return int(id_)
 
+    def refuse_beyond(self, rows: int, where: Path) -> None:
+        """Raise CheckpointError for a token without a row in the network's table of `rows`."""
+        last = max(self._tokenizer.get_vocab().values(), default=0)
+        if last >= rows:
+            what = f"the tokenizer has a token {last}, and the network only {rows} rows"
+            raise fault("tokenizer", what, where, "use the files of one checkpoint together")
+
     def refuse_control(
         self, field: str, ids: Iterable[int], *, allowed: Collection[int] = ()
     ) -> None:
@@ -83,20 +93,29 @@ class ControlTokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read `folder/tokenizer.json`. Raises CheckpointError if it is missing or damaged."""
+    """Read `folder/tokenizer.json`.
+
+    Raises CheckpointError if it is missing or damaged, or reads different texts as the same tokens:
+    then every prompt would give the same picture.
+    """
+    path = folder / "tokenizer.json"
     try:
-        return Tokenizer.from_buffer(bytes_of(folder / "tokenizer.json", TABLE_BYTES))
+        if path.is_file():
+            refuse_pointer(path)
+        tokenizer = Tokenizer.from_buffer(bytes_of(path, TABLE_BYTES))
+        read = [tokenizer.encode(text, add_special_tokens=False).ids for text in _WORDS]
     except FileNotFoundError:
-        raise CheckpointError(
-            "tokenizer.json is missing",
-            where=folder,
-            hint="download it from the source of the checkpoint",
-            code="checkpoint.missing-file",
-        ) from None
+        hint = "download it from the source of the checkpoint"
+        raise fault("missing-file", "tokenizer.json is missing", folder, hint) from None
+    except CheckpointError:
+        raise
     except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(
-            f"tokenizer.json cannot be read: {error}", where=folder, code="checkpoint.tokenizer"
-        ) from None
+        said = " ".join(str(error).split())[:120]
+        raise fault("tokenizer", f"tokenizer.json cannot be read: {said}", folder) from None
+    if read[0] == read[1]:
+        what = "tokenizer.json reads different texts as the same tokens"
+        raise fault("tokenizer", what, folder)
+    return tokenizer
 
 
 def refuse_unknown_ids(ids: Iterable[int], vocab_size: int) -> None:

@@ -32,7 +32,6 @@ from hyimg_cli.models.diffusers_image.table import (
     square_advice,
 )
 from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
-from hyimg_cli.models.diffusers_video.headers import check_headers
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
@@ -42,6 +41,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     refuse_quantized,
 )
 from hyimg_cli.models.diffusers_video.record import stored_networks
+from hyimg_cli.models.diffusers_video.tokenizers import check_headers
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
@@ -295,9 +295,12 @@ def _refuse_unsupported(layout: CheckpointLayout) -> None:
 
 
 def _refuse_wrong(folder: Path) -> None:
-    from hyimg_cli.models.diffusers_video.weights import check_all  # imports torch
+    require("diffusers")
+    from hyimg_cli.models.diffusers_video.weights import check_all, check_readers  # imports torch
 
-    check_all(EditorFolder(folder, "").layout)
+    layout = EditorFolder(folder, "").layout
+    check_all(layout)
+    check_readers(layout)
 
 
 def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:

@@ -25,7 +25,12 @@ from torch import Tensor
 
 from hyimg_cli.errors import installed_version
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_tokenizer, load_weights
+from hyimg_cli.models.diffusers_video.weights import (
+    LoadTarget,
+    load_tokenizer,
+    load_weights,
+    text_encoder_of,
+)
 from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 
 TEXT, GLYPH = "text", "glyph"
@@ -58,10 +63,8 @@ class CheckpointEncoder(ConditionEncoder[Any]):
     def tokenizer(self, name: str) -> Any:
         """Return a tokenizer with a row in its encoder for each token, or a picture processor."""
         if name not in self._tokenizers:
-            components = self.layout.components
-            is_of_text = name.startswith("tokenizer")
-            encoder = components[name.replace("tokenizer", "text_encoder")] if is_of_text else None
-            self._tokenizers[name] = load_tokenizer(components[name], encoder)
+            encoder = text_encoder_of(self.layout, name)
+            self._tokenizers[name] = load_tokenizer(self.layout.components[name], encoder)
         return self._tokenizers[name]
 
     def identity(self, *names: str) -> list[str]:

@@ -16,7 +16,6 @@ from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.common.tokenizer import read_tokenizer
 from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
-from hyimg_cli.models.diffusers_video.headers import check_headers
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
@@ -26,6 +25,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     refuse_unsupported,
     shift_name,
 )
+from hyimg_cli.models.diffusers_video.tokenizers import check_headers
 from hyimg_cli.models.family import Family, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import (
@@ -348,9 +348,12 @@ def _forward_work(cells: int, width: int, layers: int, weights: int, channels: i
 
 
 def _refuse_wrong(folder: Path) -> None:
-    from hyimg_cli.models.diffusers_video.weights import check_all  # imports torch
+    require("diffusers", "av")
+    from hyimg_cli.models.diffusers_video.weights import check_all, check_readers  # imports torch
 
-    check_all(read_layout(folder))
+    layout = DiffusersFolder(folder, "").layout
+    check_all(layout)
+    check_readers(layout)
 
 
 FAMILY = Family(

@@ -1,24 +1,27 @@
-"""Whether a checkpoint's tokenizers read texts; no torch.
+"""Whether a checkpoint's files are all there, and its tokenizers read texts; no torch.
+
+Names and shapes of tensors are compared with the library's empty networks (`models/whole`).
 
 transformers makes an empty tokenizer of a folder without the files of one. It reads every text as
 the same tokens, so every prompt would give the same picture.
 """
 
-from pathlib import Path
-
-from tokenizers import Tokenizer
-
-from hyimg_cli.files import TABLE_BYTES, text_of
 from hyimg_cli.loading import checkpoint
-from hyimg_cli.models.diffusers_video.layout import Component
+from hyimg_cli.models.common.tokenizer import read_tokenizer
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 
 # Sets of files, each enough for a tokenizer.
 _ENOUGH = (("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
 # It reads bytes, without a vocabulary.
 _OF_BYTES = "ByT5Tokenizer"
 _HINT = "download the tokenizer's folder again with all its files, or copy the missing ones"
-# Texts that every vocabulary tells apart.
-_WORDS = ("a red circle", "two blue birds")
+
+
+def check_headers(layout: CheckpointLayout) -> None:
+    """Raise CheckpointError for files that are missing or damaged."""
+    layout.tensors()
+    for part in layout.components.values():
+        refuse_unreadable(part)
 
 
 def refuse_unreadable(component: Component) -> None:
@@ -33,30 +36,14 @@ def refuse_unreadable(component: Component) -> None:
     ):
         what = f"{name}/preprocessor_config.json is missing"
         raise checkpoint.fault("missing-file", what, folder, _HINT)
-    for names in (("tokenizer.json",), *_ENOUGH):
+    for names in _ENOUGH:
         for one in names:
             if (folder / one).is_file():
                 checkpoint.refuse_pointer(folder / one)
-    own = folder / "tokenizer.json"
-    if own.is_file():
-        _refuse_empty(own, name)
+    if (folder / "tokenizer.json").is_file():
+        read_tokenizer(folder)
     elif component.class_name != _OF_BYTES and not any(
         all((folder / one).is_file() for one in names) for names in _ENOUGH
     ):
         what = f"{name}/tokenizer.json is missing, so every text would be read as the same tokens"
         raise checkpoint.fault("tokenizer", what, folder, _HINT)
-
-
-def _refuse_empty(path: Path, name: str) -> None:
-    with checkpoint.readable(path):
-        data = text_of(path, TABLE_BYTES)
-    try:
-        tokenizer = Tokenizer.from_str(data)
-        read = [tokenizer.encode(text, add_special_tokens=False).ids for text in _WORDS]
-    except Exception as error:  # the library raises bare exceptions
-        said = " ".join(str(error).split())[:120]
-        what = f"{name}/{path.name} cannot be read: {said}"
-        raise checkpoint.fault("tokenizer", what, path, _HINT) from None
-    if read[0] == read[1]:
-        what = f"{name}/{path.name} reads different texts as the same tokens"
-        raise checkpoint.fault("tokenizer", what, path, _HINT)

@@ -47,6 +47,8 @@ _OF_PICTURES: dict[str, Any] = {
     **dict.fromkeys(("size", "crop_size"), dict[str, Annotated[int, Field(gt=0, le=8192)]] | None),
     **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_center_crop"), bool),
 }
+# Parts that are configurations alone.
+_SAMPLERS = {"scheduler", "guider"}
 _READ = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _Count = Annotated[int, Field(gt=0, le=64)]
 # Of modules that cut pictures into patches: a size is a number of pixels.
@@ -128,9 +130,23 @@ def check_weights(component: Component) -> int:
 
 def check_all(layout: CheckpointLayout) -> int:
     """Check the weights of all parts, and values of others; return their number of parameters."""
-    for name in layout.components.keys() & {"scheduler", "guider"}:
+    for name in layout.components.keys() & _SAMPLERS:
         check_arguments(layout.components[name].config(), component_class(layout.components[name]))
     return sum(check_weights(part) for part in layout.components.values() if part.has_weights)
+
+
+def check_readers(layout: CheckpointLayout) -> None:
+    """Raise CheckpointError for a tokenizer or processor that a run could not read."""
+    for name, part in layout.components.items():
+        if not part.has_weights and name not in _SAMPLERS:
+            load_tokenizer(part, text_encoder_of(layout, name))
+
+
+def text_encoder_of(layout: CheckpointLayout, name: str) -> Component | None:
+    """Return the encoder of a tokenizer's texts; None for other parts."""
+    if not name.startswith("tokenizer"):
+        return None
+    return layout.components[name.replace("tokenizer", "text_encoder")]
 
 
 def _renamed(name: str, renamings: Iterable[Any]) -> str:

@@ -82,6 +82,10 @@ class Prompter(ImageCheckpoint):
             _LAYOUT_BYTES, lambda pair: 1024 + 2 * 8 * pair[1].length
         )
 
+    def refuse_other_vocabulary(self) -> None:
+        """Raise CheckpointError if the tokenizer has tokens that the network does not know."""
+        self.vocabulary.refuse_beyond(self.arch.vocab_size, self.folder)
+
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Return look-ups by kind: tokens of whole sections, and counted sequences."""
         return {"prompt_tokens": self.vocabulary.memo_counts(), "layouts": self._layouts.counts()}
@@ -243,6 +247,7 @@ class Prompter(ImageCheckpoint):
     ) -> "HunyuanImage3":
         from hyimg_cli.models.hunyuan_image3.family import load_family  # imports torch
 
+        self.refuse_other_vocabulary()
         return load_family(self, choice, is_batch_invariant=is_batch_invariant, pool=pool)
 
     def _prompt_ids(self, job: ImageJob) -> list[int]:
@@ -314,6 +319,7 @@ class Prompter(ImageCheckpoint):
 def _refuse_wrong(folder: Path) -> None:
     from hyimg_cli.models.hunyuan_image3.weights import checked  # imports torch
 
+    Prompter(folder, "").refuse_other_vocabulary()
     checked(folder)
 
 

@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as fun
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError
 from hyimg_cli.media.images import Pixels
 from hyimg_cli.models.diffusers_video.encoders import TEXT, WanPrompts
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.start import StartEncoder, add_frame_mask
 from hyimg_cli.models.diffusers_video.vaes import WanVae
-from hyimg_cli.models.diffusers_video.weights import check_weights, load_target
+from hyimg_cli.models.diffusers_video.weights import load_target
 from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.models.latent_video import LATENTS, ClipsModel, ImageConditioning, start_of
 from hyimg_cli.models.lingbot_world.denoising import ChunkDenoiser, ClipInputs, drawn
@@ -25,7 +24,7 @@ from hyimg_cli.models.lingbot_world.network import LingBotNetwork
 from hyimg_cli.models.lingbot_world.poses import camera_path
 from hyimg_cli.models.lingbot_world.record import check_shape
 from hyimg_cli.models.lingbot_world.schedule import levels
-from hyimg_cli.models.lingbot_world.weights import check_network, load_network
+from hyimg_cli.models.lingbot_world.weights import check_all, load_network
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import VideoCard
 from hyimg_cli.spec.job import VideoJob
@@ -36,19 +35,7 @@ def load(layout: CheckpointLayout, card: VideoCard, choice: ModelChoice) -> "Lin
 
     Raises CheckpointError, or MachineError for the device.
     """
-    place = load_target(choice)
-    shape, parts = network_shape(layout), layout.components
-    count = check_network(parts[TRANSFORMER], shape)
-    count += sum(check_weights(parts[name]) for name in ("vae", "text_encoder"))
-    for name, key, expected in (
-        ("text_encoder", "d_model", shape.text_dim),
-        ("vae", "z_dim", shape.out_channels),
-        (TRANSFORMER, "taken", 2 * shape.out_channels + card.frame_stride),
-    ):
-        found = shape.in_channels if name == TRANSFORMER else parts[name].config().values.get(key)
-        if found != expected:
-            what = f"{key} of the {name} is {found}; the other parts need {expected}"
-            raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
+    place, count = load_target(choice), check_all(layout)
     return LingBotWorld(card, layout, place, count, choice)
 
 

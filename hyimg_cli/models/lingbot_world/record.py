@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hyimg_cli.errors import CheckpointError, JobError, require
 from hyimg_cli.models.common.config import Config
+from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import (
     WAN_DECODE,
@@ -13,6 +14,7 @@ from hyimg_cli.models.diffusers_video.record import (
     stored_facts,
     wan_forward,
 )
+from hyimg_cli.models.diffusers_video.tokenizers import check_headers
 from hyimg_cli.models.family import Family, VideoCheckpoint
 from hyimg_cli.models.lingbot_world.layout import FAMILY as NAME
 from hyimg_cli.models.lingbot_world.layout import (
@@ -41,6 +43,7 @@ class LingBotFolder(VideoCheckpoint):
 
     def __init__(self, folder: Path, model: str, components: Path | None = None) -> None:
         self.layout = read_layout(folder, components)
+        _refuse_unfitting(self.layout)
         self.card = lingbot_card(self.layout, model)
 
     def check(self, job: VideoJob) -> None:
@@ -153,12 +156,32 @@ def _fault(what: str, field: str, hint: str) -> JobError:
     return JobError(what, where=field, hint=hint, code=f"job.{field.replace('_', '-')}")
 
 
-def _refuse_wrong(folder: Path) -> None:
-    require("diffusers")
-    from hyimg_cli.models.lingbot_world.weights import check_network  # imports torch
+def _refuse_unfitting(layout: CheckpointLayout) -> None:
+    """Raise CheckpointError for parts that do not fit each other."""
+    shape, parts = network_shape(layout), layout.components
+    for name, key, expected in (
+        ("text_encoder", "d_model", shape.text_dim),
+        ("vae", "z_dim", shape.out_channels),
+        (TRANSFORMER, "taken", 2 * shape.out_channels + _FRAME_STRIDE),
+    ):
+        if name not in parts:
+            continue
+        found = shape.in_channels if name == TRANSFORMER else parts[name].config().values.get(key)
+        if found != expected:
+            what = f"{key} of the {name} is {found}; the other parts need {expected}"
+            raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
+    if "vae" in parts:
+        refuse_unfitting(layout)
 
-    layout = read_layout(folder)
-    check_network(layout.components[TRANSFORMER], network_shape(layout))
+
+def _refuse_wrong(folder: Path, *components: Path) -> None:
+    require("diffusers", "av")
+    from hyimg_cli.models.diffusers_video.weights import check_readers  # imports torch
+    from hyimg_cli.models.lingbot_world.weights import check_all
+
+    layout = LingBotFolder(folder, "", *components).layout
+    check_all(layout)
+    check_readers(layout)
 
 
 FAMILY = Family(
@@ -168,6 +191,7 @@ FAMILY = Family(
     open=LingBotFolder,
     takes_components=True,
     fingerprint=lambda folder, *components: read_layout(folder, *components).fingerprint(NAME),
-    tensors=lambda folder: read_layout(folder).tensors(),
+    tensors=lambda folder, *components: read_layout(folder, *components).tensors(),
+    check_headers=lambda folder, *components: check_headers(read_layout(folder, *components)),
     refuse_wrong=_refuse_wrong,
 )

@@ -10,9 +10,9 @@ import torch
 
 from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
 from hyimg_cli.models.common.weights import fill, tensor_shapes
-from hyimg_cli.models.diffusers_video.layout import Component
-from hyimg_cli.models.diffusers_video.weights import LoadTarget
-from hyimg_cli.models.lingbot_world.layout import NetworkShape
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights
+from hyimg_cli.models.lingbot_world.layout import TRANSFORMER, NetworkShape, network_shape
 from hyimg_cli.models.lingbot_world.network import IN_FLOAT32, LingBotNetwork
 
 # From diffusers' names to the original ones, one after the other.
@@ -39,6 +39,13 @@ def original_name(name: str) -> str:
     for pattern, replacement in _ORIGINAL:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def check_all(layout: CheckpointLayout) -> int:
+    """Return the number of weights of all parts. Raises CheckpointError."""
+    parts = dict(layout.components)
+    count = check_network(parts.pop(TRANSFORMER), network_shape(layout))
+    return count + sum(check_weights(part) for part in parts.values() if part.has_weights)
 
 
 def check_network(part: Component, shape: NetworkShape) -> int:

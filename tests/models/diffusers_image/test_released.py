@@ -12,6 +12,7 @@ import pytest
 from conftest import thorough_but
 from fake_gpu.released_editors import CHECKPOINTS, numbers, write_network
 from PIL import Image
+from tiny_editors import PIPELINES
 
 from hyimg_cli.doctor.models import image_checkpoint
 from hyimg_cli.errors import MachineError
@@ -45,12 +46,9 @@ def released(tmp_path_factory: pytest.TempPathFactory, checkpoint: Any) -> Any:
             else:
                 is_scheduler = part == "scheduler"
                 index[part] = ["diffusers" if is_scheduler else "transformers", min(classes)]
-                # Rows of a prefix are counted by the tokenizer's files, of any size.
-                tiny = {"QwenImage21Pipeline": "qwen-image-2.1"}.get(pipeline)
-                if tiny and not is_scheduler:
-                    shutil.copytree(checkpoint(tiny) / part, folder / part)
-                else:
-                    (folder / part).mkdir()
+                # Texts are read by tokenizers of any size.
+                tiny = next(kind for kind, name in PIPELINES.items() if name == pipeline)
+                shutil.copytree(checkpoint(tiny) / part, folder / part)
         scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
         (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
         (folder / "model_index.json").write_text(json.dumps(index))
