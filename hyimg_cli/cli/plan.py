@@ -23,6 +23,7 @@ from hyimg_cli.journal.resume import resume
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import configured_memory
 from hyimg_cli.memory.fit import check_fit
+from hyimg_cli.models import registry
 from hyimg_cli.scoring.best_of import drafts_of
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.plan import Plan
