@@ -1,7 +1,7 @@
 """Denoise steps, for any model that gives velocities, over any number of pictures at once."""
 
 # Legend: G branch, C channel, Y X latent rows and columns
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -45,6 +45,11 @@ class Drawing:
     def step(self) -> Step:
         """Return the next step."""
         return self._steps[self.done]
+
+    def restore(self, done: int, latents_CYX: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Continue after `done` steps, from the latents and the cache's state that were saved."""
+        self.cache.restore(state, self.latents_CYX.device)
+        self.latents_CYX, self.done = latents_CYX.to(self.latents_CYX.device), done
 
     def advance(self, velocities_GCYX: Tensor | None) -> None:
         """Take the next step with all branches' velocities, estimated if none are given.

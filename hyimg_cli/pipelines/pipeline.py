@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.keys import key_of
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.queue import JobQueue
 from hyimg_cli.pipelines.ranks import ModelRanks
@@ -103,6 +105,18 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
 
         `warnings` among them are added to the request's own.
         """
+
+    def checkpoint_of(
+        self, work: Request[Any], folder: JobFolder | None
+    ) -> LatentsCheckpoint | None:
+        """Return the place for a request's latents, once its sources are read; None without one."""
+        if folder is None:
+            return None
+        path, key = (
+            folder.latents_for(work.job.custom_id),
+            key_of(work.job, work.sources_as_read, self._config),
+        )
+        return LatentsCheckpoint(path, key, self._config.output.checkpoint_every, work.warnings)
 
     @abstractmethod
     def forget(self) -> None:

@@ -6,12 +6,19 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from hyimg_cli.errors import OutputError
-from hyimg_cli.journal.job_pictures import edit_notes, finish, keep_redraw, write_picture
+from hyimg_cli.journal.job_pictures import (
+    LATENTS_ARE_KEPT,
+    edit_notes,
+    finish,
+    keep_redraw,
+    write_picture,
+)
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_provenance
 from hyimg_cli.media.images import Digests, Pixels
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import OutputFile, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Job
@@ -26,8 +33,9 @@ class Request(Generic[OneJob]):
     `warnings`: what was degraded; `notes`: how its inputs were read. `warnings_if_lost` are added
     to the line if the job fails: work that its next attempt need not repeat. `edit`: how its
     picture was put back on its source, as far as known. `source_digests`: of the images that were
-    read for it. `denoise_steps`: number of steps run for it; `step_cache`: how many of them were
-    estimated.
+    read for it. `checkpoint`: the place for its latents, if it has a folder. `denoise_steps`: how
+    many steps were run for it, from `first_step` on; `step_cache`: how many of all its attempts'
+    steps were estimated.
 
     A pipeline's own subclass also holds the results of its stages.
     """
@@ -39,7 +47,9 @@ class Request(Generic[OneJob]):
     notes: list[str] = field(default_factory=list)
     edit: dict[str, Any] | None = None
     source_digests: tuple[Digests, ...] = ()
+    checkpoint: LatentsCheckpoint | None = None
     denoise_steps: int = 0
+    first_step: int = 0
     step_cache: StepCacheReport | None = None
 
     @property
@@ -52,12 +62,19 @@ class Request(Generic[OneJob]):
         """Return the digests of its source images as they are read, for keys."""
         return tuple(one.picture for one in self.source_digests)
 
+    @property
+    def steps_done(self) -> int:
+        """Return how many steps of the job were run, in all attempts."""
+        return self.first_step + self.denoise_steps
+
     def begun(self) -> dict[str, Any]:
         """Return the fields of this class alone, without the results of a subclass's stages."""
         return {field.name: getattr(self, field.name) for field in fields(Request)}
 
     def as_lost(self, error: Exception) -> "Lost[OneJob]":
         """Return the request as one that failed with `error`."""
+        if self.checkpoint is not None and self.checkpoint.holds_last:
+            self.warnings_if_lost.append(LATENTS_ARE_KEPT)
         return Lost(**self.begun(), error=error)
 
 

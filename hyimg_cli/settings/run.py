@@ -390,7 +390,7 @@ class OutputConfig:
     """Where results go, and what their files contain.
 
     `frames`: also write a video's frames, lossless. `checkpoint_every`: denoise steps after which a
-    video's latents are saved, until the video is done; 0: only after the last step. `only_texts`: a
+    job's latents are saved, until its file is written; 0: only after the last step. `only_texts`: a
     job ends with its text, and nothing is drawn. `keep_gps`: keep the position in a kept source's
     EXIF.
     """
@@ -427,11 +427,10 @@ class OutputConfig:
     frames: Literal["none", "png"] = _video(
         "none", "Also write every frame of a video as PNG.", commands=("replay",)
     )
-    checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _latents(
+    checkpoint_every: Annotated[int, Interval(ge=0, le=1000)] = _run(
         10,
         "Save latents every K denoise steps, to resume a killed job; 0 saves only the final "
         "ones, until the file is written.",
-        panel=o.RUN,
     )
     report: bool = _run(True, "Write report.html, a page with all jobs.")
     only_texts: bool = False

@@ -23,7 +23,7 @@ from hyimg_cli.measure.pairs import newest_bench
 from hyimg_cli.measure.replay.run_folder import frames_digest, read_resolved, refuse_folder
 from hyimg_cli.media.video import write_video
 from hyimg_cli.models import registry
-from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 
 Run = Callable[..., Any]
 FRAMES = np.zeros((3, 32, 32, 3), dtype=np.uint8)

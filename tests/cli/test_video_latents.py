@@ -16,7 +16,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.media.video import VideoWriter
 from hyimg_cli.models.diffusers_video import encoders, weights
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.pipelines.latent import latents_checkpoint
+from hyimg_cli.pipelines import latents_checkpoint
 from hyimg_cli.spec.events import Progress
 
 LINE = {

@@ -187,7 +187,6 @@ class ContinuousBatch:
             work = batch.popleft()
             with Attempt() as tried:
                 work.stages.build_branches(work)
-                work.drawing = Drawing(work.track, work.job.step_cache)
                 joined.append(work)
                 at.drawing.append(work)
             if tried.error is None:
@@ -218,7 +217,7 @@ class ContinuousBatch:
         stepping = self._admission.stepping(at)
         left = [work for work in at.drawing if not work.drawing.is_done]
         for work in left:
-            phase = "denoise_rest" if work.drawing.done else "denoise_first"
+            phase = "denoise_rest" if work.denoise_steps else "denoise_first"
             work.clock.enter(phase if work in stepping else "queue")
         now_stepping = (work for work in left if work in stepping)
         for batch in group_by(now_stepping, lambda work: work.canvas.bucket).values():
@@ -229,7 +228,7 @@ class ContinuousBatch:
 
     def _denoise_step(self, *batch: ImageRequest) -> Events:
         # If a batch failed, some pictures may have taken the step already.
-        left = {one.drawing: one for one in batch if one.drawing.done == one.denoise_steps}
+        left = {one.drawing: one for one in batch if one.drawing.done == one.steps_done}
 
         def velocities(drawings: Sequence[Drawing]) -> list[Tensor]:
             live = []
@@ -243,13 +242,16 @@ class ContinuousBatch:
         denoise_step([*left], velocities)
         for work in batch:
             drawing = work.drawing
-            work.latents_CYX, work.denoise_steps = drawing.latents_CYX, drawing.done
+            work.denoise_steps = drawing.done - work.first_step
             work.batch["denoise"] = max(work.batch["denoise"], len(batch))
             if drawing.is_done:
                 work.clock.enter("queue")
                 work.branches, work.step_cache = (), drawing.cache.report()
+        # All are saved before any is reported: no reported step is ever run again.
         for work in batch:
-            done, count = work.denoise_steps, work.track.schedule.count
+            work.stages.keep_latents(work)
+        for work in batch:
+            done, count = work.steps_done, work.track.schedule.count
             yield work, Progress(work.job.custom_id, "denoise", done, count)
 
     def _leave(self, through: Sequence[ImageRequest]) -> Events:

@@ -128,7 +128,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             )
             known = WholeBatches(
                 jobs,
-                self._stages(source_images.read),
+                self._stages(source_images.read, folder),
                 lambda: PhaseClock(started, waits, shares),
             )
             run = ContinuousBatch(known, self._together)
@@ -251,7 +251,8 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         lengths = {shape.tokens for shape in shapes if shape.tokens}
         return Prewarmed(len(shapes), 0.0, captured, tokens=tuple(sorted(lengths)))
 
-    def _stages(self, read: ReadSource) -> ImageStages:
+    def _stages(self, read: ReadSource, folder: JobFolder | None = None) -> ImageStages:
+        """Return the stages of jobs that go to `folder`; those of a server name theirs."""
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
         self._sources.use(model, model_print)
@@ -264,6 +265,9 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             texts=self._texts,
             draws=not self._config.output.only_texts,
             trips=self._trips,
+            checkpoint_of=lambda work: self.checkpoint_of(
+                work, folder if work.ticket is None else work.ticket.folder
+            ),
         )
 
 

@@ -129,6 +129,7 @@ def _run(
         read=lambda path: (images[path], 0.0),
         encode=lambda image: (encoded[image.digest], 0.0),
         texts=None,
+        checkpoint_of=lambda work: None,
     )
     known = WholeBatches(jobs, blank, lambda: PhaseClock(0.0, lambda: None))
     run = ContinuousBatch(known, together)

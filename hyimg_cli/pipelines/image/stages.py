@@ -27,6 +27,7 @@ from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
+from hyimg_cli.pipelines.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Request, confirm_visible
 from hyimg_cli.pipelines.round_trips import RoundTrips
@@ -53,12 +54,17 @@ class ImageRequest(Request[ImageJob]):
     complete. A text that was written before is set from the start; its rows are in the context and
     count like the prompt's.
 
+    `kept`: the latents and the text from which it continues, if an earlier attempt saved them.
+    `text_warnings`: what was degraded while its text was written.
+
     `reference`: the picture to compare with, if the result is put back on its source. `batch`: the
-    largest number of jobs at work together, by stage. `latents_CYX`: latents after the latest
-    denoise step. `pixels`: uint8 [H, W, 3]; None if the job ends with its text.
+    largest number of jobs at work together, by stage. `pixels`: uint8 [H, W, 3]; None if the job
+    ends with its text.
     """
 
     stages: "ImageStages"
+    kept: Kept | None = None
+    text_warnings: tuple[str, ...] = ()
     ticket: Ticket | None = None
     text_key: Hashable | None = None
     sources: list[Encoded]
@@ -77,7 +83,6 @@ class ImageRequest(Request[ImageJob]):
     branches: tuple[Any, ...]
     track: Track
     drawing: Drawing
-    latents_CYX: Tensor
     pixels: Pixels | None = None
 
     @property
@@ -111,7 +116,8 @@ class ImageStages:
 
     Without `texts` each job writes its own. With `draws` off a job ends with its text. `encode`:
     returns a source's rows in a scope. `trips`: round trips of the sources on which edits are put
-    back. `scope`: texts, prefixes, trips and encoded sources are shared only within it.
+    back. `checkpoint_of`: the place for a request's latents. `scope`: texts, prefixes, trips and
+    encoded sources are shared only within it.
     """
 
     model: DecoderModel
@@ -122,6 +128,7 @@ class ImageStages:
     texts: Texts | None = None
     draws: bool = True
     trips: RoundTrips | None = None
+    checkpoint_of: Callable[[ImageRequest], LatentsCheckpoint | None] = lambda work: None
     scope: str = ""
 
     def within(self, scope: str) -> "ImageStages":
@@ -136,7 +143,7 @@ class ImageStages:
     def prefill(self, work: ImageRequest) -> None:
         """Read and encode the sources once for both stages, and prefill the AR stage's prompt.
 
-        A text that is known already is prefilled too.
+        A text that is known already is prefilled too. Nothing is if only the decode is left.
         """
         job, clock, model = work.job, work.clock, self.model
         clock.enter("read")
@@ -147,6 +154,8 @@ class ImageStages:
             work.notes += image.notes
             images.append(image)
         work.source_digests = tuple(image.digests for image in images)
+        work.checkpoint = self.checkpoint_of(work) if self.draws else None
+        kept = work.kept = None if work.checkpoint is None else work.checkpoint.found()
         clock.enter("encode")
         sources: list[Encoded] = []
         for image in images:
@@ -160,10 +169,16 @@ class ImageStages:
         clock.enter("prefill")
         before = model.rows_seen
         writing, cached = self._replayed(job, sources) or (job, None)
+        if kept is not None and kept.text is not None:
+            work.first_step = kept.step
+            work.warnings += kept.warnings
+            cached = cached or CachedText.of_record(kept.text)
         identity = self.shared_text(job)
         if cached is None and identity is not None and self.texts is not None:
             cached = self.texts.find((self.scope, identity, work.sources_as_read))
-        work.context, work.prompt, work.shared = self._context(writing, sources, cached)
+        draws = self.draws and not (kept is not None and kept.is_last)
+        found = self._context(writing, sources, cached, draws=draws)
+        work.context, work.prompt, work.shared = found
         work.computed = model.rows_seen - before
         is_writing = job.writes_text and cached is None and work.context.buffer is not None
         work.decoding = DecodeRequest(job, model, work.context) if is_writing else None
@@ -191,7 +206,8 @@ class ImageStages:
         work.notes += work.canvas.notes
         work.warnings += work.canvas.warnings
         if decoding is not None and model.graphs is not None:
-            work.warnings += filter(None, [model.graphs.degraded(work.batch["think"])])
+            work.text_warnings = (*filter(None, [model.graphs.degraded(work.batch["think"])]),)
+            work.warnings += work.text_warnings
         work.clock.enter("queue")
         work.reuse = ReuseReport(
             "none",
@@ -206,22 +222,52 @@ class ImageStages:
         work.cached = written
 
     def build_branches(self, work: ImageRequest) -> None:
-        """Build the branches on the AR stage's prefix, release its context, and draw the noise."""
-        prefixes = self.prefixes if self.reuse.kv_reuse else None
-        builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
-        work.branches, tokens = builder.build(work.context)
-        work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
+        """Build the branches on the AR stage's prefix, release its context, and draw the noise.
+
+        A picture that an earlier attempt began continues from its latents, and needs no branches
+        after its last step.
+        """
+        kept, count = work.kept, len(set(work.canvas.branches))
+        if kept is not None and kept.is_last:
+            work.reuse = replace(work.reuse, reason="only the decode was left")
+        else:
+            prefixes = self.prefixes if self.reuse.kv_reuse else None
+            builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
+            work.branches, tokens = builder.build(work.context)
+            work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
         work.release_context()
         work.clock.enter("queue")
-        work.track = self.model.track(work.job, work.canvas, len(work.branches))
-        work.latents_CYX = work.track.noise_CYX
+        work.track = self.model.track(work.job, work.canvas, count)
+        work.drawing = Drawing(work.track, work.job.step_cache)
+        if kept is not None:
+            work.drawing.restore(kept.step, kept.latents, kept.state)
+            work.step_cache = work.drawing.cache.report()
+
+    def keep_latents(self, work: ImageRequest) -> None:
+        """Save the latents after a step if they are due, with the text that they were drawn on."""
+        drawing, steps = work.drawing, work.track.schedule.count
+        if work.checkpoint is None or not work.checkpoint.is_due(drawing.done, steps):
+            return
+        assert work.cached is not None, "a text has ended before its picture is drawn"
+        work.clock.enter("write")
+        kept = Kept(
+            drawing.done,
+            steps,
+            drawing.latents_CYX,
+            drawing.cache.state(),
+            work.text_warnings,
+            text=work.cached.record,
+        )
+        work.checkpoint.keep(kept)
+        work.clock.enter("queue")
 
     def decode(self, work: ImageRequest) -> None:
         """Decode the last latents. Raises OutputError for a picture that shows nothing."""
         work.clock.enter("decode_latents")
-        if not torch.isfinite(work.latents_CYX).all():
+        latents_CYX = work.drawing.latents_CYX
+        if not torch.isfinite(latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
-        pixels = _pixels(self.model.decode_latents(work.latents_CYX))
+        pixels = _pixels(self.model.decode_latents(latents_CYX))
         if work.job.infer_align_image_size and work.job.outside is None:
             pixels = aligned(pixels, work.canvas.bucket, work.source_sizes, self.model.card)
         work.pixels = pixels
@@ -259,14 +305,14 @@ class ImageStages:
         return replay.job, CachedText(written, replay.fed(count), runs, job.custom_id)
 
     def _context(
-        self, job: ImageJob, sources: list[Encoded], cached: CachedText | None
+        self, job: ImageJob, sources: list[Encoded], cached: CachedText | None, *, draws: bool
     ) -> tuple[Context, list[Segment], int]:
         """Return the AR stage's context, the prompt to share, and the number of its shared tokens.
 
         The prompt to share lacks its last token. Shared tokens are those that other jobs had
         computed.
         """
-        model, is_needed = self.model, self.draws or cached is None
+        model, is_needed = self.model, draws or cached is None
         opening = model.opening(job, sources) if is_needed else None
         if opening is None:
             return Context([], None, None), [], 0
@@ -299,9 +345,8 @@ class ImageStages:
         identity = self.shared_text(work.job)
         if identity is not None and self.texts is not None:
             self.texts.get((self.scope, identity, work.sources_as_read), lambda: written)
-        if not self.draws:
-            return
-        assert work.context.buffer is not None, "a job with a text has a context"
+        if not self.draws or work.context.buffer is None:
+            return  # nothing is drawn, or everything has been
         behind = TextSegment(tuple(work.context.ids[-len(written.fed) - 1 :]))
         try:
             self.prefixes.keep([*work.prompt, behind], work.context.buffer)

@@ -15,8 +15,8 @@ prefixes, after its prompt's, as long as they fit.
 
 # Legend: V vocabulary, R row (a job that writes)
 from collections import deque
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -279,6 +279,19 @@ class CachedText:
     fed: tuple[int, ...]
     runs: tuple[tuple[int, ...], ...]
     writer: str
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The whole text in JSON; see `of_record`."""
+        return asdict(self)
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> "CachedText":
+        """Return the text of a `record`. Raises KeyError or TypeError for anything else."""
+        text, lists = dict(record["text"]), (tuple(run) for run in record["runs"])
+        text |= {"ending": tuple(text["ending"])}
+        text |= {"ids": None if text["ids"] is None else tuple(text["ids"])}
+        return cls(GeneratedText(**text), tuple(record["fed"]), tuple(lists), record["writer"])
 
     @property
     def note(self) -> dict[str, Any]:

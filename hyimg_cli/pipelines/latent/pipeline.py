@@ -20,17 +20,16 @@ from torch import Tensor
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
-from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.kept_latents import find_begun
-from hyimg_cli.journal.keys import confirm_dtype, key_of, source_digests
+from hyimg_cli.journal.keys import confirm_dtype, source_digests
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
 from hyimg_cli.media.images import Digests
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import PhaseClock, Shares, compiling_apart
 from hyimg_cli.pipelines.latent.encodings import Encodings
-from hyimg_cli.pipelines.latent.latents_checkpoint import Kept, LatentsCheckpoint
+from hyimg_cli.pipelines.latents_checkpoint import Kept
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
 from hyimg_cli.pipelines.queue import Dropped, JobQueue
@@ -48,21 +47,17 @@ Events = Iterator[Progress | Done | Lost[Any]]
 class LatentRequest(Request[OneJob]):
     """A job at work, and the results of its stages.
 
-    `folder`: where its file goes; `checkpoint`: the place for its latents. `input_warnings`: what
-    was cut or left out of its inputs; `input_notes`: what reading its pictures changed. Both are
-    kept with its latents. `embeddings`: of its conditions. `latents`: after its last denoise step.
-
-    `denoise_steps` counts the steps of this run, which began at `first_step`. `step_cache` covers
-    all its attempts. `together`: how many jobs were denoised at once.
+    `folder`: where its file goes. `input_warnings`: what was cut or left out of its inputs;
+    `input_notes`: what reading its pictures changed. Both are kept with its latents. `embeddings`:
+    of its conditions. `latents`: after its last denoise step. `together`: how many jobs were
+    denoised at once.
     """
 
     folder: JobFolder | None = None
-    checkpoint: LatentsCheckpoint | None = None
     input_warnings: tuple[str, ...] = ()
     input_notes: tuple[str, ...] = ()
     embeddings: Mapping[Any, PromptEmbedding] = field(default_factory=dict)
     latents: Tensor | None = None
-    first_step: int = 0
     together: int = 1
 
 
@@ -134,11 +129,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             for job in part:
                 clock, digests = PhaseClock(started, synchronized, shares), self._digests(job)
                 work = self.request_kind(job, clock, source_digests=digests, folder=folder)
-                if folder is not None:
-                    path = folder.latents_for(job.custom_id)
-                    every = self._config.output.checkpoint_every
-                    key = key_of(job, work.sources_as_read, self._config)
-                    work.checkpoint = LatentsCheckpoint(path, key, every, work.warnings)
+                work.checkpoint = self.checkpoint_of(work, folder)
                 works.append(work)
                 yield JobStarted(job.custom_id)
             yield from self.make(works)
@@ -179,8 +170,6 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         for batch in filter(None, [new, *([work] for work in begun)]):
             yield from self.attempt(batch, self.denoise)
         for work in works:
-            if work.checkpoint is not None and work.checkpoint.holds_last:
-                work.warnings_if_lost.append(LATENTS_ARE_KEPT)
             if work.latents is not None:
                 yield from self.decode_anyhow(work)
 

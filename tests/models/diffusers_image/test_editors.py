@@ -25,7 +25,7 @@ from hyimg_cli.errors import CheckpointError, OutputError
 from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import EditorFolder
 from hyimg_cli.models.diffusers_image.table import KINDS
-from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.request import confirm_visible
 
 

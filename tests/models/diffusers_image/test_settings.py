@@ -31,7 +31,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image import model as editors
 from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
 from hyimg_cli.models.latent import PromptEmbedding
-from hyimg_cli.pipelines.latent.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.step_cache import StepCache

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -31,7 +32,8 @@ class Kept:
     """Latents after the first `step` of `steps` denoise steps, and the denoiser's state there.
 
     After the last step it is only the state of the step cache. `warnings` and `notes` are about the
-    job's inputs, for a job that only needs decoding.
+    job's inputs, for a job that only needs decoding. `text`: the text on which a picture is drawn,
+    in JSON; None for a model without a text stage.
     """
 
     step: int
@@ -40,6 +42,7 @@ class Kept:
     state: Mapping[str, Tensor]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    text: Mapping[str, Any] | None = None
 
     @property
     def is_last(self) -> bool:
@@ -77,6 +80,8 @@ class LatentsCheckpoint:
             return
         facts = {"key": self.key, "step": str(kept.step), "steps": str(kept.steps)}
         facts |= {"warnings": json.dumps(kept.warnings), "notes": json.dumps(kept.notes)}
+        if kept.text is not None:
+            facts["text"] = json.dumps(kept.text)
         data = safetensors.torch.save(stored, metadata=facts)
         try:
             if not (folder := self.path.parent).is_dir():
@@ -121,5 +126,7 @@ class LatentsCheckpoint:
         tensors = safetensors.torch.load(payload)
         latents = tensors.pop(_LATENTS)
         state = {name.removeprefix(_STATE): value for name, value in tensors.items()}
-        texts = (tuple(json_of(facts[name])) for name in ("warnings", "notes"))
-        return Kept(int(facts["step"]), int(facts["steps"]), latents, state, *texts)
+        warnings, notes = (tuple(json_of(facts[name])) for name in ("warnings", "notes"))
+        text = json_of(facts["text"]) if "text" in facts else None
+        steps = int(facts["step"]), int(facts["steps"])
+        return Kept(*steps, latents, state, warnings, notes, text)
