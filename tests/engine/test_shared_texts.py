@@ -89,7 +89,7 @@ def told(ends: Ends) -> dict[str, tuple[bytes, Any, Any]]:
 
 
 def _bits(end: ImageRequest) -> bytes:
-    latents: bytes = end.latents_CYX.numpy().tobytes()
+    latents: bytes = end.drawing.latents_CYX.numpy().tobytes()
     return latents + end.pixels.tobytes()
 
 

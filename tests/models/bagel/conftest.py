@@ -131,7 +131,7 @@ class Runs:
 
 
 def latents(done: ImageRequest) -> torch.Tensor:
-    return done.latents_CYX
+    return done.drawing.latents_CYX
 
 
 def golden_job(run: dict[str, Any], picture: Callable[[str], str]) -> ImageJob:
