@@ -12,12 +12,12 @@ from typer.main import get_command
 
 from hyimg_cli import __version__
 from hyimg_cli.cli import help as pages
-from hyimg_cli.cli import other_words, render
+from hyimg_cli.cli import render
 from hyimg_cli.cli.commands import COMMANDS, LazyCommand
 from hyimg_cli.cli.completion import joined_values
-from hyimg_cli.errors import HyimgError, StorageError, UsageError
+from hyimg_cli.cli.usage import usage_error
+from hyimg_cli.errors import HyimgError, StorageError
 from hyimg_cli.files import is_of_the_disk
-from hyimg_cli.settings.values import nearest
 from hyimg_cli.spec.printed import log_printable
 from hyimg_cli.surroundings import open_closed_streams, require_surroundings, temporary_folder
 
@@ -35,12 +35,6 @@ Edit and generate pictures and videos in batches. To start:
 
 To try it, run `hyimg generate quickstart`, which draws nine samples. `hyimg --help`
 lists all commands, and `hyimg COMMAND --help` explains one."""
-# Options of earlier versions, with what to do instead; by command where others still have them.
-_REMOVED = {
-    "--rounds": "draw more with a higher --n; existing candidates are kept",
-    "--audit": "leave the scorer out of hyimg pick --by NAME; out/scores.jsonl has its values",
-    "hyimg pick --score": "score with hyimg score, then choose scorers with hyimg pick --by NAME",
-}
 logger = logging.getLogger(__name__)
 
 _app = typer.Typer(
@@ -91,7 +85,7 @@ def run(arguments: Sequence[str]) -> int:
     except HyimgError as error:
         return _print_error(error)
     except typer.TyperException as error:
-        return _print_error(_as_usage(error, arguments))
+        return _print_error(usage_error(error, arguments))
     except Exception as error:
         # A file name that the disk refuses or a folder without permission is not a bug in hyimg.
         name = getattr(error, "filename", None)
@@ -109,40 +103,6 @@ def run(arguments: Sequence[str]) -> int:
 def _print_error(error: HyimgError) -> int:
     render.error(error)
     return error.exit_code
-
-
-def _as_usage(error: "typer.TyperException", arguments: Sequence[str]) -> UsageError:
-    """Return the parser's error as UsageError, with the nearest flag and the right help page."""
-    from hyimg_cli.manifest.line import NOT_SUPPORTED
-
-    context, what, guess = getattr(error, "ctx", None), error.format_message(), ""
-    page = "--help-all" if context and isinstance(context.command, pages.LongCommand) else "--help"
-    path = " ".join(["hyimg", *(word for word in arguments[:1] if word in COMMANDS)])
-    path = context.command_path if context else path
-    if context and isinstance(given := getattr(error, "option_name", None), str):
-        every = context.command.get_params(context)
-        flags = [name for one in every for name in one.opts + one.secondary_opts]
-        lacking = NOT_SUPPORTED.get(given.strip("-").replace("-", "_").lower())
-        if lacking and given not in flags:
-            meaning, hint = lacking
-            return UsageError(f"{given} is not supported: hyimg has no {meaning}", hint=hint)
-        if hint := _REMOVED.get(given, _REMOVED.get(f"{path} {given}", "")):
-            return UsageError(f"{path} has no {given}: it was removed", hint=hint)
-        what = error.message
-        if given not in flags and (hint := other_words.advice(given, flags)):
-            return UsageError(what, hint=f"{hint}; {path} {page} lists all options")
-        if given not in flags:  # otherwise its value is missing
-            # The shortest flag that begins like this, else the nearest.
-            longer = [name for name in flags if name.startswith(given)]
-            close = min(longer, key=len, default=nearest(given, flags))
-            guess = f"did you mean {close}? " if close else ""
-    dashed = next((word for word in arguments if word[:1] in other_words.DASHES and word), "")
-    if dashed:
-        guess = f"{other_words.advice(dashed, ())}; "
-    elif path == "hyimg" and arguments and (meant := other_words.COMMANDS.get(arguments[0])):
-        guess = f"run {meant}; "
-    every = "commands" if path == "hyimg" else "options"
-    return UsageError(what, hint=f"{guess}{path} {page} lists all {every}")
 
 
 def main() -> None:

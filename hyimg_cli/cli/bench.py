@@ -31,7 +31,7 @@ def bench(
         f"Scenario to run: {', '.join([*names(), DRAFTS])}, or a .toml file.",
         default=...,
         metavar="NAME",
-        autocompletion=among(names()),
+        autocompletion=among([*names(), DRAFTS]),
     ),
     manifest: str | None = o.option(
         "Jobs to compare. Default: the scenario's own.", autocompletion=manifests

@@ -46,6 +46,6 @@ def _resume_command(arguments: Sequence[str], place: str, *more: str) -> str:
     kept = [argument for argument in arguments if argument not in NOT_AGAIN]
     # After --, all arguments are names.
     end = kept.index("--") if "--" in kept else len(kept)
-    has_folder = any(a.startswith(("-o", "--output-dir")) for a in kept[:end])
+    has_folder = any(a.startswith(("-o", "--output")) for a in kept[:end])
     added = [*([] if has_folder else ["-o", place]), *more]
     return shlex.join(["hyimg", *kept[:end], *added, *kept[end:]])

@@ -2,13 +2,14 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import combinations, takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hyimg_cli.cli import options as o
-from hyimg_cli.cli import other_words, packaged, render
+from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.completion import MANIFESTS
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.journal.bucket import run_folder
@@ -87,8 +88,8 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     try:
         if names:
             _refuse_manifest(names)
-            hint = _hint_quotes(given["prompt"][-1:], names)
-            found = sources(names, is_recursive=given["recursive"], if_missing=hint)
+            hints = _split(names) | _unquoted(given.get("words") or (), names)
+            found = sources(names, is_recursive=given["recursive"], if_missing=hints)
     except UsageError as error:
         faults += getattr(error, "faults", [error])
     if faults:
@@ -98,18 +99,49 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     return found, prompts
 
 
-def _hint_quotes(prompt: Sequence[str], names: Sequence[str]) -> str:
-    """Return a hint for names that are not files: other dashes, or words of an unquoted prompt."""
-    if dashed := next((name for name in names if name[:1] in other_words.DASHES and name), ""):
-        return other_words.advice(dashed, ())
-    if any(" " in text for text in prompt):
-        return ""
-    words = [name for name in names if not (os.path.lexists(name) or is_pattern(name))]
-    is_text = all(word.isprintable() and not {"/", "."} & set(word[:-1]) for word in words)
-    given = [name for name in names if name not in words]
-    command = shlex.join([*given, "--prompt"])
-    text = " ".join([*prompt, *words]).replace('"', "'")
-    return f'put the prompt in quotes: {command} "{text}"' if words and is_text else ""
+def _unquoted(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return a hint for each name that is a word of a prompt without quotes.
+
+    `words`: the command line. Such words follow the first word of the prompt and are not files.
+    """
+    hints: dict[str, str] = {}
+    for at, word in enumerate(words):
+        if word == "--prompt" and at + 1 < len(words):
+            first, after = words[at + 1], words[at + 2 :]
+        elif word.startswith("--prompt="):
+            first, after = word.partition("=")[2], words[at + 1 :]
+        else:
+            continue
+        more = [*takewhile(lambda one: one in names and _is_a_word(one), after)]
+        rest = [name for name in names if name not in more]
+        if " " not in first:
+            hint = _in_quotes(rest, (first, *more))
+            hints |= dict.fromkeys(more, hint)
+    return hints
+
+
+def _split(names: Sequence[str]) -> dict[str, str]:
+    """Return a hint for each name that is part of an existing one with spaces."""
+    return {
+        name: f'put the name in quotes: "{whole}"'
+        for start, end in combinations(range(len(names) + 1), 2)
+        if end - start > 1 and os.path.lexists(whole := " ".join(names[start:end]))
+        for name in names[start:end]
+        if not os.path.lexists(name)
+    }
+
+
+def _in_quotes(names: Sequence[str], words: Iterable[str]) -> str:
+    """Return a hint to write words as one prompt."""
+    text = " ".join(words).replace('"', "'")
+    return f'put the prompt in quotes: {shlex.join([*names, "--prompt"])} "{text}"'
+
+
+def _is_a_word(name: str) -> bool:
+    """Return True for a word of a text, rather than a file that exists or could exist."""
+    if os.path.lexists(name) or is_pattern(name) or is_picture_name(name) or is_raw_name(name):
+        return False
+    return name.isprintable() and not {"/", "\\"} & {*name} and Path(name).suffix not in MANIFESTS
 
 
 def _refuse_pictures(names: Sequence[str]) -> None:
@@ -121,7 +153,8 @@ def _refuse_pictures(names: Sequence[str]) -> None:
     elif len(names) > 1:
         what = f"{len(names)} names are given, but only one manifest can run, "
         what += "and pictures need a prompt"
-        hint = _hint_quotes((), names) or hint
+        words = [name for name in names if _is_a_word(name)]
+        hint = _in_quotes([name for name in names if name not in words], words) if words else hint
     elif is_pattern(names[0]):
         what = "this is a pattern for pictures, but no prompt is given"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):

@@ -22,7 +22,6 @@ def manifest(
     recursive: bool = o.RECURSIVE,
     output: Path | None = o.output(
         "File to write; paths in it are relative to its folder. Default: standard output.",
-        "--output",
     ),
     force: bool = o.switch("Overwrite an existing file.", "--force"),
     quiet: bool = o.QUIET,
@@ -37,7 +36,7 @@ def manifest(
     if not prompt:
         hint = 'for example: hyimg manifest photos --prompt "make the background white"'
         raise UsageError("no prompt is given", hint=hint, code="manifest.no-prompt")
-    found, prompts = given_inputs.pictures_and_prompts(ctx.params)
+    found, prompts = given_inputs.pictures_and_prompts(ctx.params | {"words": ctx.obj})
     if output is None:
         render.lines(json_lines(found, prompts, Path(), task).decode().rstrip("\n"))
         return

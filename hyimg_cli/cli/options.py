@@ -70,10 +70,10 @@ finished_run = _parser(FINISHED_RUN, Path)
 place = _parser(RUN_FOLDER, partial(joined, Path()))
 
 
-def output(help: str, name: str = "--output-dir", **more: Any) -> Any:
+def output(help: str, **more: Any) -> Any:
     """Return the `-o` option of a command without a run: a folder or a file to write."""
     path: dict[str, Any] = {"parser": folder, "metavar": "<path>"}
-    return option(help, "-o", name, **path | more)
+    return option(help, "-o", "--output", "--output-dir", **path | more)
 
 
 def settings_for(command: str) -> tuple[str, ...]:
@@ -94,6 +94,7 @@ def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Calla
         def called(ctx: typer.Context, **given: Any) -> None:
             # Before 0.29, typer leaves paths in a context as text.
             ctx.params |= given
+            ctx.params["words"] = ctx.obj  # the command line, to tell apart prompts and names
             command(ctx, **{name: value for name, value in given.items() if name in own})
 
         parameters = [*own.values(), *(_parameter(SETTINGS[name], panel) for name in names)]

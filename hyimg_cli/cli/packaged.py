@@ -6,6 +6,8 @@ from pathlib import Path
 import hyimg_cli
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
+from hyimg_cli.mistyped import nearest_path
+from hyimg_cli.settings.values import nearest
 
 
 def read(name: str) -> Manifest:
@@ -18,10 +20,16 @@ def read(name: str) -> Manifest:
         return read_manifest(path)
     packaged = recipes_folder() / f"{name}.jsonl"
     if not packaged.is_file():
+        close = nearest(name, names(), 0.75)
+        hint = f"did you mean {close}?" if close else nearest_path(name)
+        if " " in name:
+            hint = f'to draw it, give a prompt: --prompt "{name}"'
+        elif name == "help":
+            hint = "for help, give --help"
         raise UsageError(
             f"{name!r} is neither a file nor a built-in manifest",
-            hint="give a .jsonl or .txt file, - for standard input, or one of: "
-            f"{', '.join(names())}",
+            hint=hint
+            or f"give a .jsonl or .txt file, - for standard input, or one of: {', '.join(names())}",
             code="manifest.missing",
         )
     return read_manifest(packaged)

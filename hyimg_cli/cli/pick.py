@@ -46,7 +46,7 @@ def pick(
     choices: Path | None = o.option(
         "Read choices from a file that the page saved.", parser=o.folder, metavar="<path>"
     ),
-    output: Path | None = o.output("Write the picked lines as a manifest.", "--output"),
+    output: Path | None = o.output("Write the picked lines as a manifest."),
     as_json: bool = o.AS_JSON,
     quiet: bool = o.QUIET,
 ) -> None:

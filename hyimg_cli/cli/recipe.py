@@ -10,6 +10,7 @@ from typing import Any
 from hyimg_cli.errors import RecipeError
 from hyimg_cli.files import SETTINGS_BYTES, text_of
 from hyimg_cli.settings.kinds import FOLDER, RUN_FOLDER
+from hyimg_cli.settings.other_names import field_of
 from hyimg_cli.settings.table import BY_NAME, TABLES
 from hyimg_cli.settings.values import BadValue, nearest
 
@@ -55,6 +56,6 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
 def _unknown(name: str, known: Iterable[str], *, where: str) -> RecipeError:
     close = nearest(name, known)
     hint = f"did you mean {close}?" if close else f"allowed here: {', '.join(known)}"
-    if meant := BY_NAME.get(name):
+    if meant := BY_NAME.get(name) or BY_NAME.get(field_of(name) or ""):
         hint = f"write {meant.name} below [{meant.table}]"
     return RecipeError(f"{name} is not known", where=where, hint=hint, code="recipe.unknown")

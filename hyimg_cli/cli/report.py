@@ -16,9 +16,7 @@ def report(
     single_file: bool = o.switch(
         "Write a single HTML file with its pictures inside.", "--single-file"
     ),
-    output: Path | None = o.output(
-        "Path of the single file. Default: OUT/report-single.html.", "--output"
-    ),
+    output: Path | None = o.output("Path of the single file. Default: OUT/report-single.html."),
     max_mb: float = o.option(
         "Maximum size of the pictures in a single file, in MB.",
         default=24.0,

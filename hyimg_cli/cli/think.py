@@ -30,7 +30,6 @@ def think(
     ctx: typer.Context,
     output: Path = o.output(
         "File to write; lines it already has are skipped.",
-        "--output",
         default=...,
         is_basic=True,
     ),

@@ -12,9 +12,11 @@ _WORDS = {
     r"\.[0-9]": "write 0.5 instead of .5",
     r"\+[0-9]": "write numbers without +",
 }
+_COMMENT = re.compile(r"#|//|/\*")
+_FOUND_COMMENT = ("a comment", "remove it: JSON has no comments")
 _PER_LINE = "write one JSON object per line"
 NO_LIST = f"{_PER_LINE}, without a list around them"
-_PATHS = 'write paths with forward slashes, "C:/photos/a.png", and other backslashes twice'
+_PATHS = 'write paths with forward slashes, "photos/a.png", and other backslashes twice'
 _IN_TEXT = 'write \\" for a quote in a text, \\n for a line end and \\t for a tab'
 
 
@@ -53,12 +55,18 @@ def _found(text: str, message: str, before: str, rest: str) -> tuple[str, str]:
     if message == "Extra data" and before.endswith("}"):
         if first == ",":
             return "a comma after the object", "remove the comma at the end of the line"
+        if _COMMENT.match(rest):
+            return _FOUND_COMMENT
         return "more after the object", _PER_LINE
     for pattern, hint in _WORDS.items():
         if word := re.match(pattern, rest):
             return word[0], hint
-    if rest.startswith(("#", "//", "/*")):
-        return "a comment", "remove it: JSON has no comments"
+    if _COMMENT.match(rest):
+        return _FOUND_COMMENT
+    if re.search(r"[0-9],$", before) and first.isdigit():
+        return "a decimal comma", "write numbers with a point: 1.5"
+    if re.search(r"[:\[,]\s*-?0$", before) and first.isdigit():
+        return "a number that begins with 0", "write it without the 0"
     if not before.startswith("{") and not rest.startswith("{"):
         return "no object", f"{_PER_LINE}; a file with a prompt per line is named .txt"
     if not rest:

@@ -24,6 +24,7 @@ from hyimg_cli.manifest.matrix import Axes, axes_of
 from hyimg_cli.manifest.names import in_id
 from hyimg_cli.manifest.written import digests_of, tag_fault
 from hyimg_cli.settings.kinds import SIZE_PATTERN, as_json, size_request, text
+from hyimg_cli.settings.other_names import field_of, lacking
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
@@ -41,33 +42,6 @@ _WITHOUT_IMAGES = {
 }
 # The custom_id of an OpenAI request: the job's id is made from it.
 _REQUEST_ID = text("custom_id")
-# Names that other tools use for the mask of an edit.
-_MASKS = ("mask", "masks", "mask_image", "mask_path", "mask_url", "inpaint_mask", "image_mask")
-# Settings of other tools, by their names there: the meaning, and a hint.
-_STRENGTH = (
-    *("strength", "denoising_strength", "denoise_strength", "denoise", "image_strength"),
-    *("img_strength", "init_strength", "init_image_strength", "prompt_strength"),
-)
-_UPSCALING = (
-    *("upscale", "upscaler", "upscaling", "upscale_by", "upscale_factor", "upscale_ratio"),
-    *("enable_hr", "hires_fix", "hr_scale", "hr_upscaler", "super_resolution", "scale_by"),
-)
-# Names that other tools use for a field, and the field.
-_OTHER_NAMES = {
-    "guidance_scale": ("cfg", "cfg_scale", "cfgscale", "true_cfg_scale", "true_cfg", "guidance"),
-    "size": ("aspect_ratio", "aspectratio", "aspect", "ratio", "resolution", "dimensions"),
-    "images": ("init_image", "input_image", "input_images", "source_image", "reference_image"),
-    "negative_prompt": ("negative", "neg_prompt", "uc"),
-    "n": ("num_images", "num_images_per_prompt", "batch_count", "batch_size", "num_samples"),
-    "prompt": ("text", "caption", "instruction", "edit_instruction", "positive_prompt"),
-    "num_inference_steps": ("num_steps", "sampling_steps", "inference_steps"),
-    "lora": ("loras", "lora_path", "lora_weights", "lora_name"),
-}
-_FIELD_OF = {other: field for field, others in _OTHER_NAMES.items() for other in others}
-_PROMPTED = "say in the prompt how much to change"
-_ENLARGED = "size selects one of the model's sizes; enlarge the file afterwards"
-NOT_SUPPORTED = dict.fromkeys(_STRENGTH, ("strength of an edit", _PROMPTED))
-NOT_SUPPORTED |= dict.fromkeys(_UPSCALING, ("upscaling", _ENLARGED))
 
 
 @lru_cache(1024)
@@ -111,22 +85,22 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
     if key in _TURNS:
         hint = "write one turn as prompt and images; earlier turns are not read"
         return "jobs have no earlier turns", hint
-    if key.lower() in NOT_SUPPORTED:
-        meaning, hint = NOT_SUPPORTED[key.lower()]
+    if not_here := lacking(key):
+        meaning, hint = not_here
         return f"{shown(key)} is not supported: hyimg has no {meaning}", hint
     hint = "fields that begin with x_ are copied to the result"
-    if key.lower() in _MASKS:
-        hint = "write region, a box or the path of a mask that is white where edits are allowed"
-    elif key == "image_size":
+    if key == "image_size":
         size = "WIDTHxHEIGHT"
         if sides := re.fullmatch(r"([0-9]+)[xX]([0-9]+)", str(value)):
             size = f"{sides[2]}x{sides[1]}"
         elif isinstance(value, str) and re.fullmatch(r"auto|[0-9]+:[0-9]+", value):
             size = value
         hint = f'write "size": "{size}"; the official script puts height first'
-    elif meant := _FIELD_OF.get(re.sub(r"[\s-]", "_", key.lower())):
+    elif meant := field_of(key):
         hint = f'did you mean "{meant}"?'
-        if meant == "size":
+        if meant == "region":
+            hint = "write region, a box or the path of a mask that is white where edits are allowed"
+        elif meant == "size":
             hint = 'write "size": "W:H" or "WIDTHxHEIGHT", width first'
             if isinstance(value, str) and re.fullmatch(SIZE_PATTERN, value, re.ASCII):
                 hint = f'write "size": "{value}"'
@@ -440,7 +414,7 @@ def _parsed(text: str) -> dict[str, Any]:
         raise BadValue(*explain(text, error), "bad-json") from None
     except ValueError as error:
         why = "a number has too many digits" if "digits" in str(error) else str(error)
-        what, hint = f"not valid JSON: {why}", "write one JSON object per line"
+        what, hint = f"not valid JSON: {why}", "remove the field to use its default"
         raise BadValue(what, hint, "bad-json") from None
     if not isinstance(entry, dict):
         what, hint = f"{shown(entry)} is not a JSON object", 'write an object: {"prompt": "…"}'

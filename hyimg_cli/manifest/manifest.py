@@ -20,6 +20,7 @@ from hyimg_cli.manifest.ids import IdClaims, child_ids
 from hyimg_cli.manifest.json_faults import NO_LIST, ends_early
 from hyimg_cli.manifest.line import Line, ManifestLine, fault
 from hyimg_cli.manifest.table import DELIMITERS, read_table
+from hyimg_cli.mistyped import nearest_path
 from hyimg_cli.remote import UnusableAddress
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.gc_paused import gc_paused
@@ -73,7 +74,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         else:
             data = bytes_of(where, MANIFEST_BYTES, or_stream=True)
     except (FileNotFoundError, NotADirectoryError):
-        slug, what = "missing", "manifest not found"
+        slug, what, hint = "missing", "manifest not found", nearest_path(str(path)) or _HINT
     except IsADirectoryError:
         slug, what = "is-a-folder", "this is a folder, not a manifest"
     except UnusableAddress as error:
@@ -240,7 +241,7 @@ class _Reading:
 def _spans_lines(first: bytes, second: bytes) -> bool:
     """Return True if a list or an object that begins on the first line goes on below it."""
     is_open = len(first) <= SETTINGS_BYTES and ends_early(first.decode("utf-8", "replace"))
-    return is_open and (first.startswith(b"[") or not second.startswith(b"{"))
+    return is_open and (first[:1] == b"[" or second[:1] not in (b"", b"{"))
 
 
 def _id_stem(stem: str) -> str:

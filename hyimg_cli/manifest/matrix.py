@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hyimg_cli.manifest.fields import IN_MATRIX
+from hyimg_cli.settings.other_names import field_of
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 MOST = 1000
@@ -51,7 +52,8 @@ def _read_axis(key: str, values: Any) -> tuple[str, dict[str, Any]]:
     """Return the field that a key names, and its values by their texts. Raises BadValue."""
     known = IN_MATRIX.get(key)
     if known is None:
-        close = nearest(key, IN_MATRIX)
+        meant = field_of(key)
+        close = meant if meant in IN_MATRIX else nearest(key, IN_MATRIX)
         names = ", ".join(dict.fromkeys(field.name for field in IN_MATRIX.values()))
         hint = f'did you mean "{close}"?' if close else f"allowed: {names}"
         raise BadValue(f"{shown(key)} cannot be in a matrix", hint, "unknown-field")

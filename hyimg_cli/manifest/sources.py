@@ -4,7 +4,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -14,6 +14,7 @@ from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES, UNREAD_SUFFIXES
+from hyimg_cli.mistyped import nearest_path
 from hyimg_cli.settings.file_names import natural_order
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import names_text
@@ -78,12 +79,14 @@ def is_raw_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in RAW_SUFFIXES
 
 
-def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "") -> Sources:
+def sources(
+    arguments: Sequence[str], *, is_recursive: bool, if_missing: Mapping[str, str] | None = None
+) -> Sources:
     """Find the pictures that the arguments name. Raises ManifestError with every fault.
 
-    `if_missing`: the hint for a path that does not exist.
+    `if_missing`: hints for paths that do not exist. Others get the nearest path.
     """
-    search = _Search(is_recursive, if_missing)
+    search = _Search(is_recursive, if_missing or {})
     bases: dict[str, Path] = {}
     for argument in arguments:
         base = search.add(argument)
@@ -117,7 +120,7 @@ def sources(arguments: Sequence[str], *, is_recursive: bool, if_missing: str = "
 class _Search:
     """The files that the arguments name: pictures, skipped files by reason, and faults."""
 
-    def __init__(self, is_recursive: bool, if_missing: str) -> None:
+    def __init__(self, is_recursive: bool, if_missing: Mapping[str, str]) -> None:
         self.is_recursive, self.if_missing = is_recursive, if_missing
         # Maps absolute paths to the paths as given.
         self.found: dict[str, Path] = {}
@@ -162,7 +165,8 @@ class _Search:
             hint = 'write one: {"prompt": "…", "images": ["ADDRESS"]}'
             self._refuse("pictures at an address need a manifest", name, hint)
         elif not name or "\0" in name or not os.path.lexists(name):
-            self._refuse("file or folder not found", name or '""', self.if_missing)
+            hint = self.if_missing.get(name) or nearest_path(name)
+            self._refuse("file or folder not found", name or '""', hint)
         else:
             self._add_file(name)
 

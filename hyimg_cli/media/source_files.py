@@ -19,6 +19,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, SourceImageError, UsageError
 from hyimg_cli.files import UnfitFile, bytes_of, opened
 from hyimg_cli.media import deep, kinds, png_chunks
+from hyimg_cli.mistyped import of_windows
 
 # Sizes are checked here; other things that Pillow warns of are repaired by it or fail later. Set
 # once for the process: ignoring a warning within a block is not thread-safe.
@@ -49,8 +50,10 @@ def file_faults(path: Path) -> Iterator[None]:
         if path.is_symlink():
             raise _fault("missing", "the link's target does not exist", path) from error
         hint = "write paths relative to the manifest"
-        if "\\" in path.name:
-            hint += ", with forward slashes"
+        if any(c in str(path) for c in "\r\n\t\b\f"):
+            hint = "write / between folders: in JSON, \\ and the letter after it are one character"
+        elif written := of_windows(str(path)):
+            hint = written
         if re.search(r"\.\w{3,4}\s*,", str(path)):
             hint = "separate several images with ; in a table, and as a list in JSON"
         raise _fault("missing", "file not found", path, hint) from error

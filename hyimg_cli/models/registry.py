@@ -16,7 +16,8 @@ from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.resolved import public_model
-from hyimg_cli.models import licences, nearby, whole
+from hyimg_cli.mistyped import nearest_path
+from hyimg_cli.models import licences, nearby, releases, whole
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -65,12 +66,14 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
     if os.path.isfile(folder):
         nearby.refuse_file(Path(folder))
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise CheckpointError(
-            f"checkpoint folder not found: {model}",
-            hint=f'give a folder, "{EMBEDDED}", "{EMBEDDED_VIDEO}", or a hub id '
-            "(tencent/HunyuanImage-3.0-Instruct)",
-            code="checkpoint.missing",
-        )
+        hint = f'give a folder, "{EMBEDDED}", "{EMBEDDED_VIDEO}", or a hub id '
+        hint += "(tencent/HunyuanImage-3.0-Instruct)"
+        if "/" not in model and (ids := releases.meant_by(model)):
+            hint = f"did you mean {' or '.join(ids)}? Or give the path of a downloaded checkpoint"
+        elif near := nearest_path(folder):
+            hint = near
+        what = f"checkpoint folder not found: {model}"
+        raise CheckpointError(what, hint=hint, code="checkpoint.missing")
     return _fetched(model, revision, with_weights=with_weights)
 
 

@@ -400,7 +400,7 @@ class OutputConfig:
         "Folder or s3:// address. Default: runs/<manifest>.",
         name="output_dir",
         is_basic=True,
-        flags=("-o", "--output-dir"),
+        flags=("-o", "--output", "--output-dir"),
     )
     _: KW_ONLY
     format: Format = _encoding(

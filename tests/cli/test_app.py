@@ -155,7 +155,7 @@ def test_help_imports_no_command(arguments: list[str]) -> None:
     [
         (["nope"], "hint: hyimg --help "),
         (["generate", "quickstart", "--zzz"], "hint: hyimg generate --help-all "),
-        (["cache", "clear", "--limit", "1"], "hint: hyimg cache clear --help "),
+        (["cache", "clear", "--zzz", "1"], "hint: hyimg cache clear --help "),
     ],
 )
 def test_wrong_usage_names_the_help_of_its_command(

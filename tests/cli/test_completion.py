@@ -92,7 +92,7 @@ def test_what_a_setting_may_be_is_completed(
 def test_other_values_are_completed_where_they_are_a_list(
     complete: Callable[..., list[str]],
 ) -> None:
-    assert complete("hyimg bench --compare ") == names()
+    assert complete("hyimg bench --compare ") == [*names(), "drafts"]
     assert complete("hyimg schema ") == ["line", "recipe"]
     assert complete("hyimg eval ps") == ["psnr"]
     assert complete("hyimg eval all --net ") == ["alex", "squeeze", "vgg"]

@@ -9,7 +9,6 @@ import pytest
 from hyimg_cli.cli.app import command_line
 from hyimg_cli.cli.commands import COMMANDS, OF_A_RUN, LazyCommand
 from hyimg_cli.cli.help import LongCommand
-from hyimg_cli.cli.other_words import OPTIONS
 from hyimg_cli.settings.table import SETTINGS
 
 # Lines of a terminal that is 80 columns wide.
@@ -42,7 +41,9 @@ def test_no_name_is_cut(
     told = {word.rstrip(",") for word in shown.split()}
     for parameter in command.params:
         if parameter.param_type_name == "option":
-            assert {*parameter.opts, *parameter.secondary_opts} <= told
+            # --output has a second name, which is not shown.
+            assert {*parameter.opts, *parameter.secondary_opts} - {"--output-dir"} <= told
+            assert "--output-dir" not in told
     assert "…" not in "".join(shown.split()).replace('{"a":…,"b":…}', "")
     assert max(map(len, shown.splitlines())) <= columns
 
@@ -118,47 +119,6 @@ def test_a_misspelled_flag_is_told_the_one_that_is_meant(
     ran = run_cli(*words)
     assert ran.code == 2
     assert f"hint: did you mean {meant}? hyimg" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["generate", "x", "--gpu", "0"], "choose a GPU with --device, as in --device cuda:0"),
-        (["generate", "x", "--gpus", "4"], "copy a model to several GPUs with --replicas 4"),
-        (["generate", "x", "--workers", "4"], "copy a model to several GPUs with --replicas 4"),
-        (["generate", "--image", "a.png"], "name pictures without an option: hyimg generate"),
-        (["generate", "-i", "a.png"], "name pictures without an option: hyimg generate"),
-        (["generate", "--input", "a.png"], "name pictures without an option: hyimg generate"),
-        (["check", "x", "--width", "64"], "give both with --size"),
-        (["plan", "x", "--height", "64"], "give both with --size"),
-        (["generate", "x", "--cfg", "4"], "give --guidance-scale"),
-        (["generate", "x", "--cfg_scale", "4"], "give --guidance-scale"),
-        (["generate", "x", "--quantize", "fp8"], "give --quantization fp8"),
-        (["generate", "x", "--mask", "m.png"], "give --region mask.png"),
-        (["generate", "x", "--precision", "fp16"], "give --dtype bfloat16"),
-        (["generate", "x", "-p", "red"], "give --prompt: hyimg generate"),
-        (["generate", "x", "-n", "4"], "give --n, as in --n 4"),
-        (["gen", "x"], 'run hyimg generate photos --prompt "make it evening"'),
-        (["edit", "x"], "run hyimg generate photos"),
-        (["run", "x"], "run hyimg generate photos"),
-        (["help"], "run hyimg --help"),
-        (["generate", "x", "–-prompt", "red"], "write two hyphens: --prompt"),
-        (["generate", "x", "—prompt", "red", "--seed", "1"], "write two hyphens: --prompt"),
-    ],
-)
-def test_words_of_other_tools_are_answered_with_the_word_here(
-    run_cli: Callable[..., Any], words: list[str], hint: str
-) -> None:
-    ran = run_cli(*words)
-    assert ran.code == 2
-    assert f"hint: {hint}" in ran.err
-    assert "did you mean" not in ran.err
-
-
-def test_options_that_exist_are_not_in_the_table_of_other_words() -> None:
-    every = {name for _, command in ALL for one in command.params for name in one.opts}
-    known = {name for name in every if name in OPTIONS}
-    assert not {name for name in known if name not in ("--images", "--jobs", "-n", "-i")}
 
 
 def test_a_flag_like_no_other_is_told_where_all_are(run_cli: Callable[..., Any]) -> None:

@@ -255,12 +255,6 @@ def test_a_fault_of_a_models_name_hides_no_other(
     assert "1 job, 2 faults" in ran.err
 
 
-@pytest.mark.parametrize("flag", ["--strength", "--upscale", "--denoising-strength"])
-def test_flags_of_other_tools_are_answered_by_name(run_cli: Run, flag: str) -> None:
-    ran = run_cli("generate", "jobs.jsonl", flag, "0.5")
-    assert (ran.code, f"{flag} is not supported: hyimg has no" in ran.err) == (2, True), ran.err
-
-
 def test_check_refuses_what_generate_would(
     run_cli: Run, write_manifest: Callable[..., Path], write_picture: Callable[..., Path]
 ) -> None:

@@ -353,6 +353,10 @@ def test_a_control_character_is_told_by_its_column() -> None:
         ('{"prompt": "x"', "the end of the line at column 15", "close it with }"),
         ('{"prompt": "x"} {"prompt": "y"}', "more after the object at column 17", "per line"),
         ("# a comment", "a comment at column 1", "no comments"),
+        ('{"prompt": "x"} // later', "a comment at column 17", "no comments"),
+        ('{"guidance_scale": 1,5}', "a decimal comma at column 22", "with a point"),
+        ('{"seed": 01}', "a number that begins with 0 at column", "without the 0"),
+        ('{"seed": NaN}', "NaN is not a JSON number", "remove the field"),
         ("a red cat", "no object at column 1", "named .txt"),
     ],
 )
@@ -361,6 +365,11 @@ def test_faults_of_json_are_named(text: str, what: str, hint: str) -> None:
     assert (fault.code, fault.where) == ("manifest.bad-json", "stdin:1")
     assert what in fault.what
     assert hint in fault.hint
+
+
+def test_an_object_that_no_line_closes_is_not_of_several_lines() -> None:
+    (fault,) = read('{"prompt": "x"').faults
+    assert "the end of the line at column 15" in fault.what
 
 
 @pytest.mark.parametrize(
