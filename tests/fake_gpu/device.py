@@ -127,14 +127,15 @@ class FakeGpu(TorchDispatchMode):
         return tree_map(lambda one: torch.empty(one.shape, dtype=one.dtype, device=device), real)
 
     def array(self, tensor: Tensor, *, force: bool = False) -> Any:
-        """Stands in for `Tensor.numpy`: zeros, where numbers are not known."""
+        """Stands in for `Tensor.numpy`: numbers from 0 to 1, where none are known."""
         assert force or tensor.device.type == "cpu", "a GPU's memory is not the host's"
         if not isinstance(tensor, FakeTensor):
             return _NUMPY(tensor, force=force)
         with no_dispatch():
             value = self.value(tensor)
-            known = torch.zeros(tensor.shape, dtype=tensor.dtype) if value is None else value
-            return _NUMPY(known)
+            if value is None:
+                value = torch.arange(tensor.numel()).remainder(5).div(4).to(tensor.dtype)
+            return _NUMPY(value.view(tensor.shape))
 
     def value(self, tensor: Tensor) -> Tensor | None:
         """The numbers of a small tensor of integers, if they followed from known ones."""

@@ -1,7 +1,7 @@
 """A released editor's way through the product on the fake GPU: load, encode, steps and decode.
 
-Each stage is the model's own method, in the order of `pipelines/latent`, which draws one picture
-at a time. Weights have no numbers; the rest is the product's code and the libraries'.
+By the run's own pipeline, which draws one picture at a time. Weights have no numbers; the rest is
+the product's code and the libraries'.
 """
 
 from pathlib import Path
@@ -13,12 +13,14 @@ from fake_gpu.trace import Stages, Trace, fake_process
 from PIL import Image
 from torch import nn
 
-from hyimg_cli.journal.keys import source_digest
 from hyimg_cli.memory.videos import needs_of
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image.model import LatentImageModel
 from hyimg_cli.models.diffusers_image.table import KINDS
+from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, Offloading, OutputConfig, RunConfig
+from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling
 
@@ -47,32 +49,30 @@ def trace(folder: Path, name: str, offload: Offloading) -> Trace:
     choice = ModelChoice(
         str(checkpoint), dtype="bfloat16", device="cuda:0", cpu_offload=offload, machine=machine
     )
+    config = RunConfig(OutputConfig(folder), model=choice)
     card = registry.model_card(job.model)
     assert card.networks is not None
-    needs = needs_of(job, card.networks, RunConfig(OutputConfig(folder), model=choice))
+    needs = needs_of(job, card.networks, config)
     with fake_process() as stages:
         stages.trace.planned = {name: need.total for name, need in needs.items()}
-        _run(stages, choice, job)
+        _run(stages, config, job)
     return stages.trace
 
 
-def _run(stages: Stages, choice: ModelChoice, job: ImageJob) -> None:
-    model = registry.load_editor(choice)
+def _run(stages: Stages, config: RunConfig, job: ImageJob) -> None:
+    """Draw it with the run's own pipeline; what has happened is told of by its events."""
+    pipeline, trace = EditPipeline(config), stages.trace
     stages.gpu.forget()
-    digests = [source_digest(path) for path in job.images]
-    known = {one: model.encoder.encode(one) for one in model.conditions(job, digests)}
-    stages.end("encode")
-    model.encoder.release()
-    model.load_weights()
+    for event in pipeline.use(job.model, [job], None):
+        if isinstance(event, Progress):
+            stages.end(f"encode {len(trace.stages)}")
     stages.end("load")
-    denoiser = model.denoiser(job, known)
-    latents = denoiser.initial_latents()
-    stages.end("begin")
-    for index in range(denoiser.steps):
-        latents = denoiser.step(index, latents)
-        stages.end(f"step {index}")
-    stages.trace.blocks, stages.trace.block_bytes = _blocks(model)
-    model.decode_latents(job, latents)
+    for event in pipeline.work([job], None, 0.0):
+        if isinstance(event, Lost):
+            raise event.error
+        if isinstance(event, Progress) and event.phase == "denoise":
+            stages.end(f"step {event.done - 1}" if event.done else "begin")
+            trace.blocks, trace.block_bytes = _blocks(pipeline._resident())
     stages.end("decode")
 
 

@@ -21,7 +21,8 @@ from torch.utils._mode_utils import no_dispatch
 # A kernel's name and its arguments by name; queries, keys, values, a mask, whether rows are causal.
 Launched = Callable[[str, dict[str, Any]], None]
 Attended = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool], None]
-_MOST_WIDTH = 256
+# Widest heads of flash attention; the memory-efficient one takes any that fill 16 bytes.
+_MOST_FLASH = 256
 
 
 def _nothing(*_told: Any) -> None:
@@ -74,12 +75,12 @@ def _chosen(
     enable_gqa: bool = False,
 ) -> Tensor:
     ops, is_wide = torch.ops.aten, query.dtype == torch.float32
-    is_fused = query.dim() == 4 and query.shape[-1] <= _MOST_WIDTH
-    if is_fused and attn_mask is None and not is_wide:
+    width, is_fused = query.shape[-1], query.dim() == 4
+    if is_fused and attn_mask is None and not is_wide and width <= _MOST_FLASH:
         return ops._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
-    if is_fused and query.shape[1] == key.shape[1]:
+    if is_fused and query.shape[1] == key.shape[1] and width % (16 // query.itemsize) == 0:
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:  # as torch does before it calls the kernel
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(

@@ -1,6 +1,7 @@
 """Released models on the fake GPU, each in a process of its own, which its stand-ins end with.
 
-    cd tests; python -m fake_gpu.trace editors black-forest-labs/FLUX.2-klein-4B --offload group
+    PYTHONPATH=tests:recipes/build-tiny-editors python -m fake_gpu.trace editors \
+        black-forest-labs/FLUX.2-klein-4B --offload group
 
 prints a trace as JSON. A family is a module of this folder with `trace(folder, name, offload)`,
 which writes the model's files, enters `fake_process` and ends its stages one after the other.
@@ -31,6 +32,8 @@ from torch.utils._pytree import tree_map
 
 TESTS = Path(__file__).parents[1]
 _TENSOR: Any = torch.tensor
+# Memory of an H100 with 80 GB.
+_BYTES = 85_000_000_000
 
 
 @dataclass
@@ -99,6 +102,9 @@ def fake_process() -> Iterator[Stages]:
         for target, name, stand_in in (
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "device_count", lambda: 1),
+            (torch.cuda, "mem_get_info", lambda _device=None: (_BYTES - gpu.live, _BYTES)),
+            (torch.cuda, "memory_allocated", lambda _device=None: gpu.live),
+            (torch.cuda, "memory_reserved", lambda _device=None: gpu.live),
             (torch, "tensor", _tensor),
             (torch.Tensor, "numpy", lambda tensor, **how: gpu.array(tensor, **how)),
             (diffusers.ModelMixin, "from_pretrained", classmethod(_built)),

@@ -35,9 +35,9 @@ from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels, stretch
+from hyimg_cli.models.diffusers_image.own_blocks import OWN_BLOCKS
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
 from hyimg_cli.models.diffusers_image.record import NEGATIVE, Condition, EditorFolder, shifted
-from hyimg_cli.models.diffusers_image.z_image import JoinedBranches
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.lora import Adapters
@@ -317,8 +317,8 @@ class LatentImageModel(LatentModel):
         if has_images not in self._blocks:
             given: dict[str, Any] = {"prompt": ""} | ({"image": True} if has_images else {})
             blocks = dict(self.pipe.blocks.get_execution_blocks(**given).sub_blocks)
-            if self.kind.joins_branches:
-                blocks["denoise.denoise"].sub_blocks["denoiser"] = JoinedBranches()
+            if self.kind.own_blocks:
+                OWN_BLOCKS[self.kind.own_blocks](blocks)
             self._blocks[has_images] = blocks
         every = self._blocks[has_images].items()
         return [block for name, block in every if name.split(".")[0] == stage]

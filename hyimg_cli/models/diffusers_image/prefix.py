@@ -121,6 +121,10 @@ class PicturesThenText(Prefix):
     Two segments: up to the last picture, and the text after it up to the canvas.
     """
 
+    def __init__(self, transformer: Any, tree: KVTree[Slice] | None, scope: str) -> None:
+        super().__init__(transformer, tree, scope)
+        self._made_places = dict[int, Tensor]()
+
     def segments(self, inputs: Inputs) -> tuple[list[ImageSegment], int]:
         found = []
         texts_NW, is_picture_N, latents = self._parts(inputs)
@@ -172,19 +176,19 @@ class PicturesThenText(Prefix):
 
     def extracted(self, inputs: Inputs, rows: int) -> tuple[Any, Slice]:
         made = self._forward(**inputs | {"kv_cache_mode": "extract"})
+        self._places(inputs, rows)
         return made, _held_by(inputs["kv_cache"].layer_caches)
 
     def evaluate(self, inputs: Inputs, held: Slice) -> Any:
-        """Embed the canvas alone; the library embeds the whole prefix at each step."""
+        """Compute the canvas alone, to the library's bits.
+
+        The library embeds the whole prefix at each step, and reads its places from the GPU.
+        """
         cache = qwen21.QwenImage21KVCache(len(held.keys))
         _store(held, cache.layer_caches)
-        if self._tree is None:
-            return self._forward(**inputs | {"kv_cache": cache, "kv_cache_mode": "cached"})
-        network, slots_N = self._transformer, inputs["img_mask"][0]
-        is_picture_S = slots_N.repeat_interleave(torch.where(slots_N, _ROWS_A_SLOT, 1))
-        latents, shapes = inputs["hidden_states"], inputs["img_shapes"][0]
-        rotary = network.pos_embed(shapes, is_picture_S, device=latents.device)[held.length :]
-        rows = network.img_in(latents[:, -len(rotary) :])
+        network, rotary = self._transformer, self._places(inputs, held.length)
+        # All rows, as in the library: a product of fewer may round differently.
+        rows = network.img_in(inputs["hidden_states"])[:, -len(rotary) :]
         # With time 0, as in the library: a single row would round differently.
         both = torch.cat([inputs["timestep"].to(rows.dtype), rows.new_zeros(1)])
         times = network.time_text_embed(both, rows)
@@ -193,6 +197,18 @@ class PicturesThenText(Prefix):
             rows = block(hidden_states=rows, layer_cache=layer, kv_cache_mode="cached", **given)
         is_canvas_S = torch.ones(rows.shape[1], dtype=torch.bool, device=rows.device)
         return (network.proj_out(network.norm_out(rows, times, is_canvas_S)),)
+
+    def _places(self, inputs: Inputs, length: int) -> Tensor:
+        """Return the canvas's rotary embedding after a prefix of that length.
+
+        It is made in a job's first step, since it is read from the GPU.
+        """
+        if length not in self._made_places:
+            slots_N, device = inputs["img_mask"][0], inputs["hidden_states"].device
+            is_picture_S = slots_N.repeat_interleave(torch.where(slots_N, _ROWS_A_SLOT, 1))
+            every = self._transformer.pos_embed(inputs["img_shapes"][0], is_picture_S, device)
+            self._made_places[length] = every[length:].clone()
+        return self._made_places[length]
 
     @staticmethod
     def _parts(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -97,8 +97,8 @@ class Kind:
     guides_above: float = 1.0
     # It has no guidance, whatever the scale.
     is_distilled: bool = False
-    # One forward computes both branches, and a scale of s weights their difference by s, not s - 1.
-    joins_branches: bool = False
+    # Blocks that replace the library's: a name of `own_blocks.OWN_BLOCKS`.
+    own_blocks: str = ""
     # Size and steps decide its shift, not the scheduler's configuration.
     has_own_shift: bool = False
     # A fixed schedule; jobs cannot change its number of steps.
@@ -185,6 +185,7 @@ _KLEIN_KIND = Kind(
     negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
     text_layers=28, shows_pictures=False, scales_pictures=False, fits_kept=True, is_bounded=True,
+    own_blocks="rows in order",
 )  # fmt: skip
 _QWEN21_KIND = Kind(
     "QwenImage21ModularPipeline", _QWEN21, 0, 10, steps=40, guidance=1.0, licence=NON_COMMERCIAL,
@@ -215,7 +216,7 @@ KINDS = {
     "QwenImage21Pipeline": _QWEN21_KIND,
     "ZImagePipeline": Kind(
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
-        guides_above=0.0, joins_branches=True,
+        guides_above=0.0, own_blocks="joined branches",
     ),
     # Its guidance is an input of the transformer: never a second branch.
     "FluxKontextPipeline": Kind(
