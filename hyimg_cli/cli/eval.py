@@ -1,7 +1,6 @@
 """`hyimg eval`: distances between pictures or videos; `measure.distances` measures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 # Not a distance: it measures what an edit changed outside its region.
 _OUTSIDE = "outside"
 _OF_OUTSIDE = o.settings_for("eval")
-_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip", "csv")
+_OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip")
 # Measured if no paths are given.
 _COMPARISON = "kv-reuse"
 _TITLES = {
@@ -67,8 +66,7 @@ def evaluate(
         None,
         metavar="A",
         show_default=False,
-        help='Picture, video, folder or run; or, without B, a .jsonl file with {"a": …, "b": …} on '
-        "each line. Default: the newest bench folder.",
+        help="Picture, video, folder or run. Default: the variants of the newest bench folder.",
     ),
     b: Path | None = typer.Argument(
         None, metavar="B", show_default=False, help="What to compare A with."
@@ -84,19 +82,15 @@ def evaluate(
     clip: Path | None = _compare_option(
         "Also compare embeddings by the CLIP checkpoint in this folder (cosine, all)."
     ),
-    self_test: bool = _compare_switch(
-        "Check LPIPS against pairs of known distance.", "--self-test"
-    ),
     allow_unpaired: bool = _compare_switch("Skip files without a counterpart.", "--allow-unpaired"),
     as_video: bool = _compare_switch("Treat A and B as folders of video frames.", "--as-video"),
     min_psnr: float | None = _gate_option("Minimum PSNR of every picture and frame, in dB."),
     min_ssim: float | None = _gate_option("Minimum SSIM of every picture and frame."),
     max_lpips: float | None = _gate_option("Maximum LPIPS of any picture or frame."),
     max_abs: int | None = _gate_option("Maximum difference of any value, in levels (0 to 255)."),
-    csv: Path | None = o.option("Also write the distances to this CSV file.", panel="Style"),
     as_json: bool = o.AS_JSON,
 ) -> None:
-    """Measure the distance between pictures or videos: two files, folders or runs, or many pairs.
+    """Measure the distance between pictures or videos: two files, folders or runs.
 
     Without paths, compares KV reuse with each kind of recompute, from the newest bench folder.
     """
@@ -108,7 +102,7 @@ def evaluate(
     if idle := [f"--{name}".replace("_", "-") for name in others if ctx.params[name] is not None]:
         hint = f"it belongs to {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
         raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
-    run = _outside if metric == _OUTSIDE else _self_test if self_test else _run
+    run = _outside if metric == _OUTSIDE else _run
     with stoppable():
         try:
             raise typer.Exit(run(ctx.params))
@@ -184,8 +178,6 @@ def _run(given: Mapping[str, Any]) -> int:
         if title:  # each comparison in one row
             of_pairs = [[f"{title}, {of_pairs[-1][0]}", *of_pairs[-1][1:]]]
         rows += of_pairs
-    if given["csv"] is not None:
-        distances.write_csv(given["csv"], [one for one in entries if "summary" not in one])
     if given["as_json"]:
         for entry in entries:
             render.json_line(entry)
@@ -228,25 +220,6 @@ def _lpips(given: Mapping[str, Any]) -> "Lpips":
     if given["net"] not in NETS:
         raise UsageError(f"--net {given['net']!r} is not known", hint=f"allowed: {', '.join(NETS)}")
     return Lpips.load(given["net"], given["weights"])
-
-
-def _self_test(given: Mapping[str, Any]) -> int:
-    """Measure the stored pairs; return 1 if one is not at its stored distance."""
-    if given["metric"] not in ("lpips", "all"):
-        raise UsageError("--self-test needs lpips", hint="hyimg eval lpips --self-test")
-    loaded = _lpips(given)
-    pairs = loaded.self_test()
-    if given["as_json"]:
-        for pair in pairs:
-            render.json_line(asdict(pair) | {"agrees": pair.agrees})
-    else:
-        rows = [["pair", "stored", "found", ""]]
-        for pair in pairs:
-            verdict = "agrees" if pair.agrees else "DIFFERS"
-            rows.append([pair.name, f"{pair.stored:.5f}", f"{pair.found:.5f}", verdict])
-        _show_table(rows)
-    render.note(loaded.title)
-    return 0 if all(pair.agrees for pair in pairs) else 1
 
 
 def _show_table(rows: Sequence[Sequence[str]]) -> None:

@@ -41,7 +41,7 @@ def manifest_of(
             """Return names of the files in the run's folder; None if a template names them."""
             if settings and settings["name"].origin != "default":
                 return None
-            if not settings or "output_dir" not in given:  # shell completion, or texts are written
+            if not settings or "output_dir" not in given:  # texts are written
                 return {}
             return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
 

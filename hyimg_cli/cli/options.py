@@ -16,7 +16,7 @@ import typer
 from hyimg_cli.addresses import joined
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
-from hyimg_cli.cli.completion import among, ids, manifests
+from hyimg_cli.cli.completion import among, manifests
 from hyimg_cli.cli.help import show_all
 from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
 from hyimg_cli.errors import UsageError
@@ -145,9 +145,7 @@ RECURSIVE = switch("Include pictures in subfolders.", "--recursive", is_basic=Tr
 RECIPE = option("Read settings from a TOML file.", is_basic=True)
 NO_CONFIG = switch("Ignore hyimg.toml in the working folder.", "--no-config")
 FORCE = switch("Overwrite results made with different settings.", "--force", is_basic=True)
-SELECT = option(
-    "Select ids that match this pattern.", panel="Selection", is_basic=True, autocompletion=ids
-)
+SELECT = option("Select ids that match this pattern.", panel="Selection", is_basic=True)
 LIMIT = number("Select the first N jobs.", panel="Selection", is_basic=True, min=1)
 SHARD = option(
     "Select part I of N, with jobs that share work in one part; auto takes I and N from the job "

@@ -95,9 +95,7 @@ def errors(faults: Iterable[HyimgError]) -> None:
             if one.where:
                 note(f"  --> {shorten(one.where)}")
         if len(same) > PLACES:
-            # Pairs of eval are not jobs.
-            by = "" if code == "eval.pair" else "; hyimg check --json names every one"
-            note(f"  --> and {len(same) - PLACES} more{by}")
+            note(f"  --> and {len(same) - PLACES} more; hyimg check --json names every one")
         if hint:
             note(f"  hint: {shorten(hint)}")
 

@@ -50,7 +50,7 @@ def lpips(config: RunConfig) -> Check:
     wrong = [pair for pair in pairs if not pair.agrees]
     if wrong:
         said = ", ".join(f"{p.name} is {p.found:.5f}, stored {p.stored:.5f}" for p in wrong)
-        hint = "run hyimg eval lpips --self-test for details"
+        hint = "reinstall lpips and its weights; docs/measuring.md has the command"
         return Check("warning", f"{metric.title}: {said}", hint)
     return Check("ok", f"{metric.title}: {len(pairs)} pairs give the stored numbers")
 

@@ -1,7 +1,5 @@
 """Measure distances of pairs, videos frame by frame; check limits and write records."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -9,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, UsageError
-from hyimg_cli.files import replace_file
-from hyimg_cli.journal.disk import disk_errors
 from hyimg_cli.measure.pairs import IMAGE_SUFFIXES, Pair, is_video
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import read_image, size_of
@@ -125,14 +121,3 @@ def summary(results: Sequence[Measured], metrics: Sequence[Metric]) -> dict[str,
         worst = metric.worst(value for values in of_pairs for value in values)
         entry[metric.name] = {"mean": number_to_json(mean), "worst": number_to_json(worst)}
     return entry
-
-
-def write_csv(path: Path, records: Sequence[dict[str, Any]]) -> None:
-    """Write one row per record, all or none; notes are left out. Raises StorageError."""
-    columns = dict.fromkeys(name for record in records for name in record if name != "notes")
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    with disk_errors(path.parent):
-        replace_file(path, text.getvalue().encode("utf-8", "backslashreplace"))

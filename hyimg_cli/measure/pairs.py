@@ -1,4 +1,4 @@
-"""Find pairs of files, folders, runs or bench variants to compare, or read a list of pairs.
+"""Find pairs of files, folders, runs or bench variants to compare.
 
 Folders are paired by name, runs by custom_id.
 """
@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import HyimgError, ManifestError, UsageError
-from hyimg_cli.files import MANIFEST_BYTES, TABLE_BYTES, json_of, text_of
+from hyimg_cli.errors import UsageError
+from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
 from hyimg_cli.settings.file_names import files_in_order, fold_name
-from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import listed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")
@@ -73,17 +72,18 @@ def is_video(path: Path) -> bool:
 def find_pairs(
     a: Path, b: Path | None = None, *, allow_unpaired: bool = False, as_video: bool = False
 ) -> Pairing:
-    """Return the pairs that a command line names; `a` alone is a manifest of pairs.
+    """Return the pairs that a command line names.
 
     `allow_unpaired`: names without counterpart are not an error. `as_video`: each folder has the
-    frames of one video, in natural order. Raises UsageError if nothing can be paired,
-    ManifestError for faults of the manifest.
+    frames of one video, in natural order. Raises UsageError if nothing can be paired.
     """
     for path in (a, *([] if b is None else [b])):
         _refuse_address(path)
         if not os.path.exists(path):
             raise _fault("file or folder not found", path, slug="missing")
-    pairing = _read_pair_list(a) if b is None else _two_sided(a, b, as_video)
+    if b is None:
+        raise _fault("it needs another to compare with", a, "give a second file or folder")
+    pairing = _two_sided(a, b, as_video)
     if pairing.unpaired and not allow_unpaired:
         hint = "to skip them, add --allow-unpaired"
         raise UsageError(pairing.unpaired, hint=hint, code="eval.unpaired")
@@ -195,52 +195,6 @@ def _alone(names: Iterable[str], form: Callable[[str], str]) -> dict[str, str]:
     """Return the names by their form, without forms that several have."""
     counts = Counter(map(form, names))
     return {key: name for name in names if counts[key := form(name)] == 1}
-
-
-def _read_pair_list(path: Path) -> Pairing:
-    """Read pairs from a JSONL file with an object {"a", "b"} and an optional `name` on each line.
-
-    Paths are relative to the manifest.
-    """
-    if path.is_dir():
-        raise _fault("a folder needs another to compare with", path, "give a second folder")
-    if path.suffix != ".jsonl":
-        raise _fault("a file needs another to compare with", path, "give a second, or a .jsonl")
-    faults: list[HyimgError] = []
-    pairs: list[Pair] = []
-    try:
-        text = text_of(path, MANIFEST_BYTES, encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _fault("the manifest cannot be read", path, str(error)) from None
-    for number, line in enumerate(text.split("\n"), 1):
-        try:
-            if line.strip():
-                pairs.append(_pair(line, path.parent))
-        except HyimgError as error:
-            where = f"{path.name}:{number}"
-            faults.append(UsageError(error.what, where=where, hint=error.hint, code="eval.pair"))
-    if faults:
-        raise ManifestError(faults, where=path.name)
-    return Pairing(tuple(pairs))
-
-
-def _pair(line: str, folder: Path) -> Pair:
-    shape = 'a line is an object like {"a": "one.png", "b": "other.png"}; name is a third key'
-    try:
-        entry: Any = json_of(line)
-    except ValueError as error:
-        raise UsageError(f"not JSON: {error}", hint=shape) from None
-    if not isinstance(entry, dict) or not all(isinstance(v, str) for v in entry.values()):
-        raise UsageError("not an object of strings", hint=shape)
-    if not {"a", "b"} <= entry.keys() <= {"a", "b", "name"}:
-        raise UsageError(f"its keys are {shown([*entry])}", hint=shape)
-    for side in ("a", "b"):
-        _refuse_address(entry[side])
-    paths = [folder / entry[side] for side in ("a", "b")]
-    if absent := [str(path) for path in paths if not os.path.exists(path)]:
-        hint = "paths are relative to the manifest"
-        raise UsageError(f"file not found: {', '.join(absent)}", hint=hint)
-    return Pair(entry.get("name") or entry["b"], *paths)
 
 
 def _refuse_address(place: Path | str) -> None:

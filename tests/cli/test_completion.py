@@ -113,27 +113,6 @@ def test_a_manifest_is_packaged_or_lies_here(
     assert complete("hyimg check jo") == []
 
 
-def test_ids_are_those_of_the_manifest_before_them(
-    complete: Callable[..., list[str]],
-    write_manifest: Callable[..., Path],
-    write_picture: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "photos").mkdir()
-    write_manifest(
-        {"custom_id": "cat", "prompt": "a", "n": 2}, {"custom_id": "dog", "prompt": "a"}, {"no": 1}
-    )
-    assert complete("hyimg generate jobs.jsonl --select ") == ["cat-0", "cat-1", "dog"]
-    assert complete("hyimg plan jobs.jsonl --steps 3 --select d") == ["dog"]
-    assert complete("hyimg check quickstart --select red-t") == ["red-triangle-on-black"]
-    write_picture("photos/red cat.png")
-    pictures = complete("hyimg generate photos --prompt green --select ")
-    assert len(pictures) == 1
-    assert pictures[0].startswith("red")
-    for nothing in ("missing.jsonl", "photos", "-", "--steps 3"):
-        assert complete(f"hyimg generate {nothing} --select ") == []
-
-
 def test_bash_makes_a_word_of_the_equals_sign(
     monkeypatch: pytest.MonkeyPatch, complete: Callable[..., list[str]]
 ) -> None:
@@ -158,7 +137,6 @@ def hyimg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "offered"),
     [
         ("hyimg bench --compare pre", {"prefix-sharing", "prewarm"}),
-        ("hyimg generate quickstart --select red-circle-o", {"red-circle-onto-black"}),
     ],
 )
 def test_in_the_shell_itself(shell: str, line: str, offered: set[str]) -> None:

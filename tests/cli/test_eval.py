@@ -1,6 +1,5 @@
 """`hyimg eval`: exit codes, records and messages."""
 
-import csv
 import json
 import shutil
 import sys
@@ -101,15 +100,6 @@ def test_a_gate_that_fails_exits_1_and_names_the_pair(
     assert "same.png:" not in ran.err
 
 
-def test_csv_has_the_same_values(run_cli: Run, two: tuple[Path, Path], tmp_path: Path) -> None:
-    ran = run_cli("eval", "psnr", *two, "--json", "--csv", tmp_path / "d.csv", "--max-abs", "9")
-    with open(tmp_path / "d.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for row, entry in zip(rows, ran.json_lines, strict=False):
-        assert {name: str(value) for name, value in entry.items()} == row
-    assert len(rows) == 2
-
-
 @needs_weights
 def test_all_measures_everything(run_cli: Run, two: tuple[Path, Path]) -> None:
     ran = run_cli("eval", "all", *two, "--json", "--max-lpips", "0.0")
@@ -145,13 +135,6 @@ def test_cosine_is_of_pixels_and_with_a_checkpoint_of_clip_embeddings(
         ran = run_cli("eval", "cosine", *two, "--clip", folder)
         assert (ran.code, "error[clip.checkpoint]" in ran.err) == (2, True)
     assert run_cli("eval", "psnr", *two, "--clip", tmp_path / "clip").code == 2
-
-
-@needs_weights
-def test_the_self_test_passes_with_real_weights(run_cli: Run) -> None:
-    ran = run_cli("eval", "lpips", "--self-test", "--json")
-    assert ran.code == 0
-    assert [entry["agrees"] for entry in ran.json_lines] == [True] * 5
 
 
 def test_lpips_without_weights_exits_3_with_the_remedy(
@@ -190,10 +173,8 @@ def test_unpaired_names_are_an_error_unless_allowed(run_cli: Run, two: tuple[Pat
         ["fid", "A", "B"],
         ["psnr", "A"],
         ["psnr", "A", "missing"],
-        ["psnr", "--self-test"],
         ["lpips", "A", "B", "--net", "resnet"],
         ["lpips", "A", "B", "--weights", "missing.pth"],
-        ["lpips", "--self-test", "--net", "resnet"],
         ["psnr", "A", "B", "--min-psnr", "much"],
     ],
 )
@@ -295,13 +276,3 @@ def test_a_gate_of_outside_is_not_passed_over(run_cli: Run, tmp_path: Path, flag
     Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
     ran = run_cli("eval", "psnr", tmp_path / "a.png", tmp_path / "a.png", *flags)
     assert (ran.code, f"psnr does not take {flags[0]}" in ran.err) == (2, True)
-
-
-def test_many_bad_pairs_are_told_once_and_sent_to_no_other_command(
-    run_cli: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "pairs.jsonl").write_text("[]\n" * 12)
-    ran = run_cli("eval", "psnr", tmp_path / "pairs.jsonl")
-    assert ran.code == 2
-    assert "error[eval.pair]: not an object of strings" in ran.err
-    assert "  --> and 2 more\n" in ran.err

@@ -451,7 +451,7 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
         (("--region", "none.png"), "file not found\n  --> none.png\n"),
         (("--region-mode", "insted"), "--> --region-mode\n"),
         (("--max-spill", 0.1), "needs a region"),
-        (("--min-psnr", 30, "--csv", "a.csv"), "outside does not take --min-psnr, --csv"),
+        (("--min-psnr", 30, "--clip", "a"), "outside does not take --min-psnr, --clip"),
     ],
 )
 def test_eval_refuses_what_it_cannot_judge_by(

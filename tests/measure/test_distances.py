@@ -1,6 +1,5 @@
 """Distances of pictures and videos are those of their pixels."""
 
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from hyimg_cli.measure.distances import (
     measured,
     summary,
     to_record,
-    write_csv,
 )
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.media.frames import read_frames
@@ -147,22 +145,9 @@ def test_a_video_is_held_to_its_worst_frame(clips: tuple[Path, Path]) -> None:
     assert list(breaches(results, CHOSEN, {"psnr": 17}))
 
 
-def test_the_summary_has_mean_and_worst(tmp_path: Path) -> None:
+def test_the_summary_has_mean_and_worst() -> None:
     results = [spread_of("x", psnr=math.inf, max_abs=0), spread_of("y", psnr=20.0, max_abs=8)]
     found = summary(results, CHOSEN)
     assert found["psnr"]["worst"] == 20.0
     assert found["psnr"]["mean"] == pytest.approx(20 + 10 * math.log10(2))
     assert found["max_abs"] == {"mean": 4.0, "worst": 8}
-    write_csv(tmp_path / "d.csv", [to_record(one, CHOSEN) for one in results])
-    lines = (tmp_path / "d.csv").read_text().splitlines()
-    assert lines[0] == "name,a,b,kind,frames,psnr,max_abs"
-    assert lines[1] == "x,a.png,b.png,image,1,inf,0.0"
-
-
-def test_a_name_with_commas_and_quotes_is_one_cell_of_a_csv(tmp_path: Path) -> None:
-    name = 'a red, "round" one'
-    write_csv(tmp_path / "d.csv", [to_record(spread_of(name, psnr=20.0, max_abs=8), CHOSEN)])
-    text = (tmp_path / "d.csv").read_text()
-    assert '"a red, ""round"" one",a.png' in text
-    (row,) = csv.DictReader(text.splitlines())
-    assert (row["name"], row["psnr"]) == (name, "20.0")
