@@ -98,7 +98,8 @@ def composite(
     in_own = result if own_numbers is None else own_numbers.pixels.copy()
     reach = ceil(_STRIP_REACH / still.y.scale)
     for own_rows, columns in _strips(what.matte, still, source.shape[:2]):
-        # Resizing loses the border, so a strip is computed wider than it is kept.
+        # Rows around those that are kept change only how positions are rounded: some values, by
+        # one level. So they stay, and results of earlier runs are drawn again to the bit.
         rows = max(0, own_rows[0] - reach), min(source.shape[0], own_rows[1] + reach)
         shape = rows[1] - rows[0], columns[1] - columns[0]
         box = _box(still, rows, columns)

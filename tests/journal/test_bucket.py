@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -305,6 +306,34 @@ def test_a_lease_that_is_renewed_is_a_polite_refusal_and_a_dead_one_none(
     with run_folder(PLACE) as folder:
         folder.append(Outcome("a", "failed", key="k"))
     assert list(run_folder(PLACE).results()) == ["a"]
+
+
+def test_a_run_that_was_replaced_leaves_the_lease_of_its_successor_alone(
+    endpoint: Endpoint,
+) -> None:
+    """It neither renews it nor removes it at its end."""
+    asked, written = threading.Event(), threading.Event()
+
+    def hold(method: str, path: str) -> None:
+        if method == "GET" and path.endswith("lease.json"):
+            asked.set()
+            written.wait(10)
+
+    def asked_for() -> int:
+        return sum(path.endswith("lease.json") for method, path in endpoint.requests)
+
+    system, _ = remote.locate("s3://bucket")
+    with run_folder(PLACE):
+        endpoint.fault = hold
+        is_asked = asked.wait(10)
+        system.pipe_file("bucket/run/lease.json", b'{"run": "successor"}')
+        written.set()
+        assert is_asked, "a renewal reads the lease first"
+        until = asked_for() + 3
+        while asked_for() < until:
+            time.sleep(0.01)
+        assert system.cat_file("bucket/run/lease.json") == b'{"run": "successor"}'
+    assert system.cat_file("bucket/run/lease.json") == b'{"run": "successor"}'
 
 
 def test_no_lease_is_left_behind_by_a_renewal_on_its_way(endpoint: Endpoint) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,9 @@ from hyimg_cli.measure.bench.runs import Uncached
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
+from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import ImageStages
+from hyimg_cli.pipelines.latent.encodings import Encodings
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -229,6 +232,32 @@ def add_seed_of_last_job(patch: pytest.MonkeyPatch) -> None:
         return original(self, bucket, seed + before)
 
     patch.setattr(HunyuanImage3, "initial_latents", initial_latents)
+
+
+def key_source_by_size(patch: pytest.MonkeyPatch) -> None:
+    """The cache of encoded pictures takes pictures of one size for the same."""
+    original = EncodedSources._key
+
+    def key(self: Any, image: Any, scope: str = "") -> str:
+        return original(self, replace(image, digest=str(image.pixels.shape)), scope)
+
+    patch.setattr(EncodedSources, "_key", key)
+
+
+def key_prompt_by_its_beginning(patch: pytest.MonkeyPatch) -> None:
+    """The cache of embedded prompts takes prompts that begin alike for the same."""
+    original = Encodings._find
+
+    def find(self: Any, encoder: Any, item: Any) -> Any:
+        known = SimpleNamespace(
+            key=lambda item: str(item)[:8],
+            encode=encoder.encode,
+            pack=encoder.pack,
+            unpack=encoder.unpack,
+        )
+        return original(self, known, item)
+
+    patch.setattr(Encodings, "_find", find)
 
 
 def simulate_processes(patch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,18 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from measure.bench import faults
 
-from hyimg_cli.measure.bench import record
+from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.measure.bench import harness, record
 from hyimg_cli.measure.bench.scenario import Scenario, read_scenario
 from hyimg_cli.measure.bench.verdict import Findings
 from hyimg_cli.media.images import size_of
+from hyimg_cli.quality.metrics import PIXEL_METRICS
 
 Bench = Callable[..., Findings]
 
@@ -185,6 +188,50 @@ def test_a_seed_that_leaks_from_job_to_job_is_found(
         plant(monkeypatch)
     found = bench(scenario, jobs_of(scenario, 3))
     assert found.verdict.name in (("differs",) if plant else ("identical", "equal"))
+
+
+@pytest.mark.parametrize(
+    "plant", [pytest.param(None, marks=pytest.mark.thorough), faults.key_source_by_size]
+)
+def test_a_source_that_is_taken_for_another_is_found(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant | None
+) -> None:
+    """By a process for each job: only there is no cache of encoded sources shared."""
+    scenario = replace(read_scenario("persistent"), steps=(1,), main_steps=1, repeats=1)
+    scenario = replace(scenario, common={**scenario.common, "prewarm": False})
+    lines = [json.loads(line) for line in jobs_of(scenario, 2).splitlines()]
+    assert len({size_of(image) for line in lines for image in line["images"]}) == 1
+    assert lines[0]["images"] != lines[1]["images"]
+    faults.simulate_processes(monkeypatch)
+    if plant is not None:
+        plant(monkeypatch)
+    text = "".join(f"{json.dumps(line | {'bot_task': 'none'})}\n" for line in lines)
+    found = bench(scenario, text)
+    assert found.verdict.name in (("differs",) if plant else ("identical", "equal"))
+
+
+@pytest.mark.parametrize(
+    "plant", [pytest.param(None, marks=pytest.mark.thorough), faults.key_prompt_by_its_beginning]
+)
+def test_a_prompt_that_is_taken_for_another_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: faults.Plant | None
+) -> None:
+    scenario = replace(read_scenario("prompt-cache"), steps=(1,), main_steps=1, repeats=1)
+    small = {"n": 1, "size": "32x32", "seed": 1}
+    lines = [json.loads(line) | small for line in scenario.manifest.read_text().splitlines()]
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if plant is not None:
+        plant(monkeypatch)
+    found = harness.Bench(
+        scenario,
+        read_manifest(jobs),
+        {"device": "cpu", "video_model": "tiny-video"},
+        folder=tmp_path / "out",
+        metrics=tuple(PIXEL_METRICS.values()),
+        tell=lambda text: None,
+    ).run()
+    assert found.verdict.name == ("differs" if plant else "identical")
 
 
 @pytest.mark.thorough

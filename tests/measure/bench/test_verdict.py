@@ -65,6 +65,13 @@ def test_pictures_against_their_floor(
     assert found.reasons
 
 
+@pytest.mark.parametrize(("other", "name"), [(ONE_LEVEL, "equal"), (APART, "differs")])
+def test_the_step_count_that_differs_most_decides(other: Distance, name: str) -> None:
+    for counts in ((2, 8), (8, 2)):
+        pairs = dict(zip(counts, (pair(SAME), pair(other)), strict=True))
+        assert replace(CLEAN, pairs=pairs).verdict.name == name
+
+
 @pytest.mark.parametrize(
     ("psnr", "seed", "rival", "name", "why"),
     [

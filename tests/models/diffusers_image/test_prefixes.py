@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from models.diffusers_image.classic import Checkpoint, Line, loaded_once, pixels_of
-from models.diffusers_image.test_settings import draw, editor
+from models.diffusers_image.test_settings import LAYERS, draw, editor, lora
 from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
@@ -22,6 +22,7 @@ from hyimg_cli.measure.bench.harness import Bench
 from hyimg_cli.measure.bench.scenario import read_scenario
 from hyimg_cli.models.diffusers_image import prefix
 from hyimg_cli.spec.job import ImageJob, Task
+from hyimg_cli.spec.options import Lora
 
 SIDE, STEPS, SIZES = 96, 3, ((64, 96), (80, 70), (96, 64), (64, 64))
 
@@ -135,6 +136,25 @@ def test_latents_are_the_librarys_to_the_bit_with_shared_prefixes(
             assert torch.equal(draw(shared, one), draw(alone, one)), (images, text)
 
 
+def test_a_prefix_of_one_lora_is_not_used_with_another(
+    checkpoint: Checkpoint, job: ImageJob, sources: list[str], tmp_path: Path
+) -> None:
+    """Equal text and pictures: with none, one, two strengths of it, and with none again."""
+    kind = "qwen-image-2.1"
+    alone, shared = editor(checkpoint(kind)), editor(checkpoint(kind))
+    shared.tree = KVTree[Slice](10**8)
+    file = tmp_path / "a.safetensors"
+    lora(file, alone.have("transformer"), LAYERS[kind], published=False, seed=1)
+    found = []
+    for strength in (0.0, 1.0, 0.5, 0.0):
+        named = (Lora(str(file), weight=strength),) if strength else ()
+        one = replace(job, images=(str(tmp_path / sources[1]),), lora=named)
+        found.append(draw(shared, one))
+        assert torch.equal(found[-1], draw(alone, one)), strength
+    assert not any(torch.equal(found[0], one) for one in found[1:3])
+    assert not torch.equal(*found[1:3])
+
+
 def counted(out: Path) -> tuple[int, int]:
     """Rows that a run's transformer computed of prefixes, and of canvases."""
     prefix, canvas = 0, 0
@@ -231,6 +251,21 @@ def test_a_picture_with_alpha_is_kept_replayed_and_put_back(
     picture = str(tmp_path / "out" / "outputs" / "png.png")
     again = run_cli("replay", picture, "--model", model, "--expect-equal")
     assert again.code == 0, again.err
+
+
+@torch.no_grad()
+def test_an_edit_is_compared_with_its_source_as_an_opaque_picture(checkpoint: Checkpoint) -> None:
+    """The VAE reads alpha: 1 where a picture has none."""
+    model = editor(checkpoint("qwen-image-2.1"))
+    vae, pixels = (
+        model.have("vae"),
+        np.random.default_rng(1).integers(0, 256, (64, 96, 3), np.uint8),
+    )
+    opaque = np.dstack((pixels, np.full(pixels.shape[:2], 255, np.uint8)))
+    shown = torch.from_numpy(opaque).permute(2, 0, 1)[None, :, None] / 255 * 2 - 1
+    made = vae.decode(vae.encode(shown).latent_dist.mode()).sample[0, :3, 0] / 2 + 0.5
+    expected = (made.clamp(0, 1).permute(1, 2, 0) * 255).round().byte().numpy()
+    assert np.array_equal(model.round_trip(pixels, ""), expected)
 
 
 @pytest.mark.thorough

@@ -160,6 +160,8 @@ def test_one_key_cannot_fill_the_queue(make_server: Callable[..., Any], pool: An
         until(lambda: running.server.online.waiting["ann"] == 2)
         refused = post("key-a", timeout=5)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "server.full")
+        # Within bob's own share, and still too many for the queue.
+        assert post("key-b", 3, timeout=5).status_code == 429
         calls.append(pool.submit(post, "key-b", 2))
         until(lambda: running.server.online.waiting == {"ann": 2, "bob": 2})
         assert post("key-b", timeout=5).status_code == 429
