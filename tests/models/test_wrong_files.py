@@ -105,6 +105,14 @@ def in_weights(name: str, change: Callable[[dict[str, torch.Tensor]], object]) -
     return rewrite
 
 
+def empty_half(path: Path) -> None:
+    """As a download leaves a file that was made at its full size."""
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    kept = begin + (len(data) - begin) // 2
+    path.write_bytes(data[:kept] + bytes(len(data) - kept))
+
+
 def cast(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
     tensors.update({name: one.float().clamp(-9, 9).to(dtype) for name, one in tensors.items()})
 
@@ -144,6 +152,7 @@ def faults_of(one: Checkpoint) -> dict[str, Change]:
             "gone": lambda f, file=file: (f / file).unlink(),
             "pointer": lambda f, file=file: (f / file).write_text(POINTER),
             "cut": lambda f, file=file: os.truncate(f / file, (f / file).stat().st_size - 9),
+            "half zeros": lambda f, file=file: empty_half(f / file),
             "header cut": lambda f, file=file: os.truncate(f / file, 100),
             "tensor less": in_weights(file, lambda t: t.pop(widest(t))),
             "tensor more": in_weights(file, lambda t: t.update(extra=torch.ones(2, 3))),
@@ -167,6 +176,8 @@ FEW = {
     ("bagel", "ae.safetensors: tensor less"),
     ("bagel", "tokenizer of a larger model"),
     ("hunyuan-image", "depth"),
+    ("hunyuan-image", f"{TRANSFORMERS}: half zeros"),
+    ("wan", f"vae/{DIFFUSERS}: half zeros"),
     ("hunyuan-image", f"{TRANSFORMERS}: int8"),
     ("hunyuan-video", f"text_encoder_2/{TRANSFORMERS}: gone"),
     ("lingbot", f"components/vae/{DIFFUSERS}: tensor less"),

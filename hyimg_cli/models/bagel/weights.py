@@ -16,6 +16,7 @@ from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.experts import require_bitsandbytes
 from hyimg_cli.kernels.formats import quantize_linear
 from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
+from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.bagel.config import (
     TILE_PIXELS,
     VAE_WEIGHTS,
@@ -68,7 +69,9 @@ def checked(folder: Path) -> tuple[BagelNetwork, Any]:
     of_vae = {stored: stored_shape(stored, shapes[own]) for stored, own in _vae_names(vae).items()}
     for stem, expected in ((WEIGHTS, tensor_shapes(network)), (VAE_WEIGHTS, of_vae)):
         where = f"{folder.name}/{stem}.safetensors"
-        check_tensors(tensor_index(folder, stem), expected, where)
+        found = tensor_index(folder, stem)
+        check_tensors(found, expected, where)
+        refuse_unfilled(folder, found)
     return network, vae
 
 

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import HyimgError, MachineError
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special, without_few_eights
+from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.offload import Offload
@@ -125,6 +126,7 @@ def check_weights(component: Component) -> int:
     whole = {name for name, one in module.state_dict().items() if not one.dtype.is_floating_point}
     free = whole | (found.keys() - without_few_eights(found).keys())
     check_tensors(found, expected, component.folder, component.name, any_dtype=free)
+    refuse_unfilled(component.folder, stored, component.name)
     return sum(parameter.numel() for parameter in module.parameters())
 
 

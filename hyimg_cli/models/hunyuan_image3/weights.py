@@ -28,6 +28,7 @@ from hyimg_cli.loading.checkpoint import check_tensors, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.loading.readers import StoredTensor, read_all
+from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.weights import owner_of, refuse_missing, set_weight, tensor_shapes
 from hyimg_cli.models.hunyuan_image3.card import read_architecture
 from hyimg_cli.models.hunyuan_image3.config import Architecture
@@ -157,7 +158,9 @@ def checked(folder: Path) -> Architecture:
     Raises CheckpointError.
     """
     arch = read_architecture(folder)
-    check_tensors(stored_index(folder), expected_shapes(arch), folder)
+    found = stored_index(folder)
+    check_tensors(found, expected_shapes(arch), folder)
+    refuse_unfilled(folder, found)
     return arch
 
 

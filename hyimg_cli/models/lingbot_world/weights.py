@@ -9,6 +9,7 @@ import re
 import torch
 
 from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
+from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.weights import fill, tensor_shapes
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights
@@ -81,4 +82,5 @@ def _match_files(part: Component, shape: NetworkShape) -> tuple[LingBotNetwork, 
     names = {original_name(name) if is_original else name: name for name in shapes}
     expected = {stored: shapes[own] for stored, own in names.items()}
     check_tensors(found, expected, part.folder, part.name)
+    refuse_unfilled(part.folder, found, part.name)
     return network, names
