@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
+from hyimg_cli.engine.preparation import Refusals, begin, prepare, read_jobs
 from hyimg_cli.engine.runner import RunRequest, Selection, Summary, replicas_of
-from hyimg_cli.engine.sources import inspect_sources
 from hyimg_cli.errors import HyimgError, Interrupted, require
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import JobFolder
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
     from hyimg_cli.engine.session import Session
 
 logger = logging.getLogger(__name__)
-
-# Every file has the IPTC property unless the user turns metadata off.
-_UNMARKED = (
-    "--no-metadata: the files do not say that a model made them, which the EU AI Act requires "
-    "(article 50)"
-)
 
 
 @dataclass(frozen=True)
@@ -140,15 +134,13 @@ class ManifestRun:
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Run the remaining jobs. `age_s`: seconds since the command began."""
         began = time.monotonic() - age_s
-        every, invalid, jobs = self._begin(on_event, self.request.config)
-        config, settings = self.request.config, self.request.settings
-        if not invalid:  # a faulty line may be of another kind
-            self._remark(runner.remarks(settings, every))
-        if not config.output.metadata:
-            self._remark([_UNMARKED])
-        found = inspect_sources(jobs, config, self._tell)
-        with run_folder(config.output.folder, self.request.selection.shard) as folder:
-            todo = runner.prepare(folder, self.request, every, jobs, invalid, found)
+        self._tell = on_event
+        ready = prepare(self.request, self._tell, Refusals(), find_machine)
+        request = self.request = ready.request
+        config, settings = request.config, request.settings
+        with run_folder(config.output.folder, request.selection.shard) as folder:
+            todo = begin(ready, folder)
+            del ready  # all jobs, which may be a million
             plan, self._summary = todo.plan, todo.summary
             self._remark(describe_toys(plan.jobs, settings))
             kept = KeptRates(config)
@@ -164,7 +156,7 @@ class ManifestRun:
                         self._recomposite(recomposite(folder, todo.to_finish, config))
                     if plan.jobs and not todo.is_over:
                         place = asdict(config.model.machine or here())
-                        info = run_info(self.request.manifest, settings, plan)
+                        info = run_info(request.manifest, settings, plan)
                         folder.write_run(info | {"place": place})
                         self._work(plan, folder, eta)
             finally:
@@ -185,7 +177,10 @@ class ManifestRun:
         config = self.request.config
         output = replace(config.output, only_texts=True)
         batch = replace(config.batch, prewarm=False)
-        _, invalid, jobs = self._begin(on_event, replace(config, output=output, batch=batch))
+        self._tell = on_event
+        request = replace(self.request, config=replace(config, output=output, batch=batch))
+        ready = read_jobs(request, Refusals(), find_machine)
+        self.request, jobs, invalid = ready.request, ready.jobs, ready.invalid
         config = self.request.config
         with TextsFile(path, jobs) as file:
             left = file.begin(config, force=self.request.policy.force)
@@ -210,28 +205,6 @@ class ManifestRun:
                 if plan.jobs:
                     self._work(plan, file, eta)
         return self._summary
-
-    def _begin(
-        self, on_event: OnEvent, config: RunConfig
-    ) -> tuple[tuple[Job, ...], tuple[Outcome, ...], list[Job]]:
-        """Return every job, the invalid lines, and the selected jobs.
-
-        Also checks that the machine has what the run needs.
-        """
-        request, self._tell = self.request, on_event
-        every, invalid = runner.accept(request.manifest, request.settings)
-        every = tuple(request.change(every))
-        config = find_place(config)
-        if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
-            # `auto` takes an existing device, and replicas count their own. So torch is imported
-            # here only for a GPU that the user named.
-            from hyimg_cli.parallel.devices import device_of
-
-            device_of(config.model)
-        # The lines may be a million; only their jobs are needed from here on.
-        manifest = replace(request.manifest, lines=())
-        self.request = replace(request, manifest=manifest, config=config)
-        return every, invalid, request.selection.of(every, config.model.revision)[0]
 
     def _work(self, plan: Plan, folder: JobFolder, eta: Eta) -> None:
         """Run a plan in a session that stops in order on a signal."""
@@ -330,6 +303,21 @@ def describe_toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Itera
     names = {"video_model" if isinstance(job, VideoJob) else "model" for job in by_default}
     if said := [TOYS[name] for name in sorted(names) if settings[name].origin == "default"]:
         yield "; ".join(said)
+
+
+def find_machine(config: RunConfig) -> RunConfig:
+    """Return `config` with what is known of the run's machines; see `find_place`.
+
+    Raises MachineError if this machine lacks a device that the user named.
+    """
+    config = find_place(config)
+    if not config.parallel.has_replicas and config.model.device not in ("auto", "cpu"):
+        # `auto` takes an existing device, and replicas count their own. So torch is imported
+        # here only for a GPU that the user named.
+        from hyimg_cli.parallel.devices import device_of
+
+        device_of(config.model)
+    return config
 
 
 def find_place(config: RunConfig) -> RunConfig:

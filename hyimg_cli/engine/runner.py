@@ -1,35 +1,30 @@
-"""Prepare a manifest's run: choose its jobs, and leave out the ones that are done.
-
-No model is loaded here; `Session` does that with the plan that `prepare` returns.
-"""
+"""The request for a run, and its jobs; no model is loaded here."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.engine.failures import FailureLimit, failed_job, failed_line
-from hyimg_cli.engine.sources import SourcesSeen
+from hyimg_cli.engine.failures import failed_line
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
-from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.resume import ResumePolicy, resume
+from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.consumed import without_effect
 from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
-from hyimg_cli.memory.refusals import refuse_full_disk, refuse_settings
+from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
@@ -165,22 +160,6 @@ class Summary:
         return (self.pictures_s - self.compile_s) / self.done if self.done else None
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """The remaining work of a run.
-
-    `plan`: for a session. `to_finish`: edits with saved redraws, which need no model. `ended`: jobs
-    and lines that failed during preparation; `is_over`: one of these ends the run, so no other job
-    runs. `summary` has the counts that are known before the first event.
-    """
-
-    plan: Plan
-    summary: Summary
-    ended: tuple[Outcome, ...]
-    to_finish: tuple[ImageJob, ...]
-    is_over: bool
-
-
 def make_plan(
     jobs: Manifest | Sequence[Job], card_of: Callable[[str], ModelCard] | None = None
 ) -> Plan:
@@ -237,12 +216,20 @@ def accept(
     failed outcomes instead, and only faults of the whole file are raised.
     """
     jobs, faults = examine(manifest, settings)
+    invalid, unrecorded = split_faults(manifest, settings, faults)
+    if unrecorded:
+        raise ManifestError(unrecorded, where=manifest.title)
+    return tuple(jobs), invalid
+
+
+def split_faults(
+    manifest: Manifest, settings: Mapping[str, Setting], faults: Sequence[HyimgError]
+) -> tuple[tuple[Outcome, ...], list[HyimgError]]:
+    """Return the outcomes of the lines that a run leaves out, and the faults that end it."""
     by_id = failed_lines(manifest, faults) if settings["skip_invalid"].value else {}
     recorded = {id(fault) for some in by_id.values() for fault in some}
     unrecorded = [fault for fault in faults if id(fault) not in recorded]
-    if unrecorded:
-        raise ManifestError(unrecorded, where=manifest.title)
-    return tuple(jobs), tuple(failed_line(name, some) for name, some in by_id.items())
+    return tuple(failed_line(name, some) for name, some in by_id.items()), unrecorded
 
 
 def remarks(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iterator[str]:
@@ -268,56 +255,3 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def replicas_of(plan: Plan, config: RunConfig) -> int:
     """Return the number of replicas to start for a plan: no more than it has jobs."""
     return max(1, min(config.parallel.replicas, len(plan.jobs)))
-
-
-@gc_paused()
-def prepare(
-    folder: RunFolder,
-    request: RunRequest,
-    every: Sequence[Job],
-    jobs: Sequence[Job],
-    invalid: Sequence[Outcome],
-    found: SourcesSeen,
-) -> RunPlan:
-    """Return the remaining work of the selected `jobs`; `every`: all jobs of the manifest.
-
-    Records the `invalid` lines, and the jobs whose sources cannot be read according to `found`.
-    Raises StorageError if the disk cannot hold the remaining results, before any model is loaded.
-    """
-    config = request.config
-    for model in sorted({job.model for job in jobs}):
-        # An incomplete checkpoint is reported before anything is written.
-        registry.fingerprint(model, config.model.revision)
-    rest = resume(folder, jobs, config, request.policy)
-    to_run = [job for job in rest.to_run if not found.error_of(job)]
-    videos = [job for job in to_run if isinstance(job, VideoJob)]
-    refuse_full_disk(folder.folder, videos, config)
-    # A run without resume does not use anything that an earlier run left.
-    begun = rest.done if request.policy.resume else [job.custom_id for job in rest.to_run]
-    folder.drop_latents(begun)
-    folder.supersede(rest.former)
-    folder.write_resolved(every)
-    for line in invalid:
-        # Only once: a resumed run with the same message adds no line.
-        earlier = rest.results.get(line.custom_id, {}).get("error") or {}
-        if line.error and earlier.get("message") != line.error.message:
-            folder.append(line)
-    untried, limit = list[Outcome](), FailureLimit(config.failure)
-    for job in rest.to_run:
-        if not limit.is_over and (error := found.error_of(job)):
-            attempt = folder.attempts[job.custom_id] + 1
-            untried.append(failed_job(job, config, attempt, error))
-            folder.append(untried[-1])
-            limit.add(JobEnded(untried[-1]))
-    plan = planner.make_plan(to_run, cards(config.model.revision))
-    plan = replace(plan, begun=rest.begun)
-    kinds = {type(job) for job in to_run}
-    summary = Summary(
-        noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
-        failed=len(rest.failed_before) + len(untried),
-        invalid=len(invalid),
-        skipped=len(rest.done),
-        gated=sum(bool((rest.results[name].get("edit") or {}).get("gates")) for name in rest.done),
-        left=len(to_run) + len(rest.to_finish),
-    )
-    return RunPlan(plan, summary, (*invalid, *untried), tuple(rest.to_finish), limit.is_over)

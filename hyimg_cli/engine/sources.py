@@ -13,14 +13,12 @@ from pathlib import Path
 from hyimg_cli.addresses import address_of
 from hyimg_cli.cache.disk import CHECKED_SOURCES, DiskStore
 from hyimg_cli.errors import HyimgError, SourceImageError, UsageError
-from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import depth_fault, region_of
 from hyimg_cli.media.images import probe_image
 from hyimg_cli.media.source_files import address_fault
-from hyimg_cli.settings.run import CacheConfig, RunConfig
+from hyimg_cli.settings.run import CacheConfig
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Remark
 from hyimg_cli.spec.job import ImageJob, Job, Size
 from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted
@@ -211,30 +209,6 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
         what = "the region's mask is not found"
         return SourceImageError(what, where=outside.mask, hint=hint, code=_MISSING)
     return None
-
-
-def inspect_sources(
-    jobs: Sequence[Job],
-    config: RunConfig,
-    tell: Callable[[Remark], object],
-    *,
-    fetches: bool = False,
-) -> SourcesSeen:
-    """Return the sources of the jobs, and report the unreadable ones.
-
-    `fetches`: see `probe_sources`. Raises UsageError if no job can be tried and the run's folder
-    has no result of any of them, unless the run must continue despite all failures.
-    """
-    found = probe_sources(
-        jobs, config.cache, fetches=fetches, tell=lambda text: tell(Remark(text, "info"))
-    )
-    for text in found.named():
-        tell(Remark(text, "info"))
-    for text in turned_sizes(found, jobs):
-        tell(Remark(text))
-    if config.failure.max_consecutive_errors:  # otherwise each job gets its own line
-        refuse_hopeless(found, jobs, run_folder(config.output.folder))
-    return found
 
 
 def refuse_hopeless(found: SourcesSeen, jobs: Sequence[Job], run: RunFolder) -> None:

@@ -139,6 +139,9 @@ class BucketFolder(RunFolder):
         self._renewing.start()
         return self
 
+    def refuse_unusable(self) -> None:
+        """Raise nothing: that the store can be read shows when its results are."""
+
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         # A renewal in progress would write the lease again after it is removed.

@@ -1,6 +1,7 @@
 """The output folder on its disk: its lock, its folders, and disk errors."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -78,12 +79,28 @@ def make_folders(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise OutputFolderError(
-            "the output folder is a file",
-            where=path.parent,
-            hint="choose another folder with -o",
-            code="output.not-a-folder",
-        ) from None
+        raise _is_a_file(path) from None
+
+
+def refuse_place(path: Path) -> None:
+    """Raise the error with which `make_folders` would fail; makes nothing.
+
+    Raises OSError if the nearest existing folder is not writable.
+    """
+    there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise _is_a_file(path)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def _is_a_file(path: Path) -> OutputFolderError:
+    return OutputFolderError(
+        "the output folder is a file",
+        where=path.parent,
+        hint="choose another folder with -o",
+        code="output.not-a-folder",
+    )
 
 
 @contextlib.contextmanager

@@ -38,6 +38,7 @@ from hyimg_cli.journal.disk import (
     find_holder,
     in_use,
     make_folders,
+    refuse_place,
     take_lock,
     taken_over,
 )
@@ -201,6 +202,16 @@ class RunFolder(JobFolder):
             self._count_attempts()
             self._held = held.pop_all()
         return self
+
+    def refuse_unusable(self) -> None:
+        """Raise what entering the folder would raise, except for another run's lock.
+
+        Writes nothing.
+        """
+        with disk_errors(self.folder):
+            for name in (LATENTS, OUTPUTS):
+                refuse_links(self.folder / name, self.folder)
+            refuse_place(self.folder / OUTPUTS)
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):

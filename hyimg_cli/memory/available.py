@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from hyimg_cli.models.common.model import DecoderModel
 
+_MEMORY_GB = "[batch] memory_gb"
+
 
 @dataclass(frozen=True)
 class AvailableMemory:
@@ -60,13 +62,15 @@ def available_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory
                 allowed = sum(gpu_free_bytes(gpu, part) for gpu in gpus)
                 found = found.at_most(allowed, f"{UTILIZATION} {part:g}")
     limit = config.batch.memory_bytes
-    return found if limit is None else found.at_most(limit // copies, "[batch] memory_gb")
+    return found if limit is None else found.at_most(limit // copies, _MEMORY_GB)
 
 
 def configured_memory(config: RunConfig, *, replicas: int = 1) -> AvailableMemory | None:
     """Return the memory that `config` states, for a plan of another machine; None without one."""
     nbytes = config.batch.memory_bytes
-    return None if nbytes is None else AvailableMemory(nbytes // copies_of(config, replicas))
+    if nbytes is None:
+        return None
+    return AvailableMemory(nbytes // copies_of(config, replicas), limit=_MEMORY_GB)
 
 
 def copies_of(config: RunConfig, replicas: int) -> int:

@@ -189,7 +189,7 @@ def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
 
 
 def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) -> None:
-    """Raise StorageError if `folder` has too little room for the videos of `jobs`.
+    """Raise StorageError if `folder`, which may not exist yet, has too little room for videos.
 
     Also if the disk cache's folder is unusable. Pictures are too small to count.
     """
@@ -202,7 +202,8 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     # The latents of the current one, and the copy that replaces them.
     latents_bytes = 2 * max(work.latents_bytes for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
-    if needed > (free := shutil.disk_usage(folder).free):
+    there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+    if needed > (free := shutil.disk_usage(there).free):
         what = f"the videos will take about {bytes_text(needed)}, and {bytes_text(free)} are free"
         hint = "free some space, choose another folder with -o, or run fewer jobs with --limit"
         raise StorageError(what, where=folder, hint=hint, code="storage.full")

@@ -32,7 +32,7 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.models import registry
 from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
-from hyimg_cli.scoring.pick import pick, rule_of
+from hyimg_cli.scoring.pick import Rule, pick, rule_of
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.settings.config import settings_of
 from hyimg_cli.settings.run import RunConfig
@@ -55,25 +55,11 @@ class BestOf:
 
     def __post_init__(self) -> None:
         """Raise UsageError for settings that exclude each other, before anything is drawn."""
-        config, request = self.request.config, self.request
-        self.scorers = scorers_of(config.candidates)
-        self._rule = rule_of(config.candidates, {one.name: one.recorded for one in self.scorers})
+        config = self.request.config
+        self.scorers, self._rule = judged_by(self.request)
         self._out, self._steps = config.output.folder, config.candidates.draft_steps
         # Candidates without a value are scored again once, not at each step.
-        self._asks_again = request.policy.retry_failed
-        why = ""
-        if not self.scorers:
-            why = "drafts need a scorer to choose by: add --score"
-        elif address_of(self._out):
-            why = "candidates are scored in a folder on this machine, but -o is an address"
-        elif request.selection.shard or not request.policy.resume:
-            why = (
-                "candidates of a line are compared with each other: remove --shard and --no-resume"
-            )
-        elif not self._steps and (self._out / DRAFTS).is_dir():
-            why = f"{self._out} holds drafts: add the same --draft-steps, or choose another -o"
-        if why:
-            raise UsageError(why, code="usage.candidates")
+        self._asks_again = self.request.policy.retry_failed
 
     def request_stop(self, signal_number: int) -> bool:
         """Stop as `ManifestRun.request_stop` does; a scorer at work ends at once."""
@@ -82,7 +68,7 @@ class BestOf:
 
     def run(self) -> Picks:
         """Draw, score and pick, and draw the picked in full."""
-        self._draw(self._out / DRAFTS if self._steps else self._out, self._candidates)
+        self._draw(first_folder(self.request), self._candidates)
         picks, before = self._pick(), set[str]()
         # A run that ended early, by --fail-fast, leaves some candidates undrawn; so does this.
         while (missing := {name for one in picks for name in one["missing"]}) - before:
@@ -116,14 +102,7 @@ class BestOf:
 
     def _candidates(self, jobs: Sequence[Job]) -> list[Job]:
         """Return every candidate, as a draft if drafts were requested."""
-        for job in jobs:
-            if not isinstance(job, ImageJob):
-                what, hint = (
-                    "this is a video, but scorers accept only pictures",
-                    "remove the videos",
-                )
-                raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
-        made = [draft_of(job, self._steps) if self._steps else job for job in jobs]
+        made = candidates_of(self.request, jobs)
         write_candidates(self._out, lines_beside(jobs, self._out))
         return made
 
@@ -155,17 +134,56 @@ def draw_best(
     return BestOf(RunRequest(manifest, config, settings_of(config)), on_event).run()
 
 
-def drafts_of(request: RunRequest) -> RunRequest:
-    """Return the run of a request's drafts; the request itself without drafts."""
-    config, steps = request.config, request.config.candidates.draft_steps
-    if not steps:
+def first_run(request: RunRequest) -> RunRequest:
+    """Return the run with which a request begins: of all its candidates, as drafts if requested.
+
+    It is the request itself without candidates. Raises UsageError for settings that exclude each
+    other.
+    """
+    config = request.config
+    if not (config.candidates.score or config.candidates.draft_steps):
         return request
-    output = replace(config.output, folder=config.output.folder / DRAFTS)
-    return replace(
-        request,
-        config=replace(config, output=output),
-        change=lambda jobs: [draft_of(job, steps) for job in request.change(jobs)],
-    )
+    judged_by(request)
+    config = replace(config, output=replace(config.output, folder=first_folder(request)))
+    return replace(request, config=config, change=partial(candidates_of, request))
+
+
+def judged_by(request: RunRequest) -> tuple[Sequence[Scorer], Rule]:
+    """Return the scorers of a request's candidates, and the rule that picks by them.
+
+    Raises UsageError for settings that exclude each other.
+    """
+    config, why = request.config, ""
+    out = config.output.folder
+    scorers = scorers_of(config.candidates)
+    rule = rule_of(config.candidates, {one.name: one.recorded for one in scorers})
+    if not scorers:
+        why = "drafts need a scorer to choose by: add --score"
+    elif address_of(out):
+        why = "candidates are scored in a folder on this machine, but -o is an address"
+    elif request.selection.shard or not request.policy.resume:
+        why = "candidates of a line are compared with each other: remove --shard and --no-resume"
+    elif not config.candidates.draft_steps and (out / DRAFTS).is_dir():
+        why = f"{out} holds drafts: add the same --draft-steps, or choose another -o"
+    if why:
+        raise UsageError(why, code="usage.candidates")
+    return scorers, rule
+
+
+def first_folder(request: RunRequest) -> Path:
+    """Return the folder of all candidates."""
+    out = request.config.output.folder
+    return out / DRAFTS if request.config.candidates.draft_steps else out
+
+
+def candidates_of(request: RunRequest, jobs: Sequence[Job]) -> list[Job]:
+    """Return every candidate, as a draft if drafts were requested. Raises UsageError."""
+    for job in jobs:
+        if not isinstance(job, ImageJob):
+            what, hint = "this is a video, but scorers accept only pictures", "remove the videos"
+            raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
+    steps = request.config.candidates.draft_steps
+    return [draft_of(job, steps) if steps else job for job in jobs]
 
 
 def draft_of(job: Job, steps: int) -> Job:

@@ -20,9 +20,9 @@ from machines import with_main_memory
 from PIL import Image
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 
-from hyimg_cli.engine.runner import RunPlan, RunRequest, Summary, prepare
+from hyimg_cli.engine.preparation import Preparation, RunPlan, begin
+from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.engine.session import Session
-from hyimg_cli.engine.sources import SourcesSeen
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
 from hyimg_cli.journal.keys import job_keys
@@ -714,7 +714,7 @@ def test_latents_of_what_is_done_or_starts_afresh_are_removed(tmp_path: Path) ->
         def prepared(policy: ResumePolicy) -> RunPlan:
             manifest, config = manifest_of(b"", "jobs.jsonl"), RunConfig(OutputConfig(tmp_path))
             request = RunRequest(manifest, config, {}, policy=policy)
-            return prepare(folder, request, jobs, jobs, [], SourcesSeen({}, {}))
+            return begin(Preparation(request, tuple(jobs), (), (), jobs, None), folder)
 
         assert prepared(ResumePolicy()).summary.skipped == 1
         assert [path.name for path in (tmp_path / "latents").iterdir()] == ["begun.safetensors"]
