@@ -14,7 +14,7 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
-from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
+from hyimg_cli.journal.past_run import PastJob, object_in, past_jobs, read_run_info
 from hyimg_cli.journal.picks import PICKS, SCORES, ScoresFile, Verdict, read_picks, verdicts_of
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.scoring.candidates import Candidate
@@ -28,17 +28,15 @@ _OF_LINE = {"task", "prompt", "model"}
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(PastJob):
     """A finished picture. `scores`: by scorer, and by SCORER.PART.
 
-    `line`: its resolved job, with paths relative to the working folder. `id`: its custom_id; if
-    several runs have that id and drew it differently, also its key.
+    Paths of its line are relative to the working folder. `id`: its custom_id; if several runs have
+    that id and drew it differently, also its key.
     """
 
     id: str
     run: RunFolder
-    line: Entry
-    result: Entry
     revision: str | None
     is_accepted: bool = True
     reasons: tuple[str, ...] = ()
@@ -97,27 +95,27 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
         with suppress(FileNotFoundError):
             run.fetch(name)
     file = ScoresFile(run.folder)
-    picks, info, results = read_picks(run.folder), read_run_info(run.place), run.results()
+    picks, info = read_picks(run.folder), read_run_info(run.place)
     verdicts = verdicts_of(picks, run.folder)
-    jobs = dict(resolved_jobs(run.place))
-    lines = dict(zip(jobs, lines_moved(jobs.values(), run.place, Path()), strict=True))
     revision = object_in(object_in(info, "flags"), "revision").get("value")
     for pick in picks.values():
         rule = object_in(pick, "rule")
         found.scorers |= rule.pop("scorers", None) or {}
         if rule and rule not in found.rules:
             found.rules.append(rule)
-    for name in [*(one for one in jobs if one in results), *(results.keys() - jobs.keys())]:
-        result, line = results[name], lines.get(name, {})
-        if why := _why_left_out(result, line):
+    jobs = [one for one in past_jobs(run.place) if one.result]
+    lines = lines_moved((one.line for one in jobs), run.place, Path())
+    for job, line in zip(jobs, lines, strict=True):
+        if why := _why_left_out(job.result, line):
             found.left_out[why] += 1
             continue
         # Scores as they are now: scorers may have run after the pick, or without one.
-        scores = values_of(Candidate(jobs[name], result, run.folder), file.scores, file.declared)
+        scores = values_of(Candidate(job.line, job.result, run.folder), file.scores, file.declared)
         for scorer in file.declared.keys() & scores.keys():
             declared = file.declared[scorer]
             found.scorers[scorer] = {"identity": declared["identity"]} | declared["declared"]
-        one = Finished(name, run, line, result, revision, scores=scores)
+        name = job.custom_id
+        one = Finished(line, job.result, job.folder, name, run, revision, scores=scores)
         yield _judged(one, verdicts.get(name)) if picks else one
 
 

@@ -5,6 +5,7 @@ For example, two clusters that share a manifest have one folder each.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from hyimg_cli.journal.journal import (
     files_of_edit,
     outputs_of,
 )
-from hyimg_cli.journal.past_run import read_run_info, resolved_jobs
+from hyimg_cli.journal.past_run import PastJob, past_jobs, read_run_info
 from hyimg_cli.journal.picks import SCORES, ScoresFile
 from hyimg_cli.journal.resume import is_intact
 from hyimg_cli.manifest.resolved import lines_moved
@@ -44,14 +45,6 @@ class Merged(NamedTuple):
     damaged: list[str]
 
 
-class _Source(NamedTuple):
-    """A folder to join, with its results and its resolved jobs by custom_id."""
-
-    folder: Path
-    results: Mapping[str, Entry]
-    jobs: Mapping[str, Entry]
-
-
 def merge(folders: Sequence[Path], into: Path) -> Merged:
     """Join folders into one; results that it already has are kept.
 
@@ -62,13 +55,15 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
     with run_folder(into) as target:
         others = [folder for folder in folders if folder.resolve() != into.resolve()]
         sources = [_read(folder, into) for folder in (into, *others)]
-        names = dict.fromkeys(chain(*(s.jobs for s in sources), *(s.results for s in sources)))
-        chosen, damaged = dict[str, _Source](), list[str]()
+        every = list(chain.from_iterable(source.values() for source in sources))
+        # First jobs with a line, then results whose line is gone.
+        names = dict.fromkeys(one.custom_id for one in sorted(every, key=lambda one: not one.line))
+        chosen, damaged = dict[str, PastJob](), list[str]()
         for name in names:
-            having = [source for source in sources if name in source.results]
-            done = [source for source in having if _is_done(source.results[name])]
+            having = [source[name] for source in sources if name in source and source[name].result]
+            done = [one for one in having if one.is_done]
             for other in done[1:]:
-                if other.results[name].get("key") != done[0].results[name].get("key"):
+                if other.result.get("key") != done[0].result.get("key"):
                     raise OutputFolderError(
                         f'"{name}" was made with another line, source image, model or setting '
                         f"in {shown_place(done[0].folder)}",
@@ -77,14 +72,14 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                         code="output.other-job",
                     )
             # Files at an address are read, too, so only files as they were written are copied.
-            whole = (one for one in done if is_intact(RunFolder(one.folder), one.results[name]))
-            failed = [one for one in having if one not in done]
+            whole = (one for one in done if is_intact(RunFolder(one.folder), one.result))
+            failed = [one for one in having if not one.is_done]
             intact = next(whole, None)
             if best := intact or next(reversed(failed), None):
                 chosen[name] = best
             if done and not intact:
                 damaged.append(name)
-        results = {name: source.results[name] for name, source in chosen.items()}
+        results = {name: one.result for name, one in chosen.items()}
         files = [(one["path"], name) for name, line in results.items() for one in outputs_of(line)]
         for later, earlier in clashes([path for path, _ in files]):
             path, name = files[later]
@@ -95,34 +90,35 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
                 code="output.other-file",
             )
         # Take a job's line from the folder of its outcome: other folders may have another line.
-        jobs = dict[str, Entry]()
-        for source in sources:
-            for name, line in source.jobs.items():
-                if name not in jobs or chosen.get(name) is source:
-                    jobs[name] = line
-        for name, source in chosen.items():
-            for file, expected in _files(results[name]) if source.folder != into else ():
+        lines = dict[str, Entry]()
+        for one in every:
+            if one.line and (one.custom_id not in lines or chosen.get(one.custom_id) is one):
+                lines[one.custom_id] = one.line
+        for one in chosen.values():
+            for file, expected in _files(one.result) if one.folder != into else ():
                 # Outputs were checked above. A video's sidecar and frames and an edit's redraw and
                 # matte are left out if they are missing or changed.
-                with disk_errors(source.folder), suppress(FileNotFoundError):
-                    if expected is None or expected == digest.of_file(source.folder / file):
-                        target.bring(file, source.folder / file)
+                with disk_errors(one.folder), suppress(FileNotFoundError):
+                    if expected is None or expected == digest.of_file(one.folder / file):
+                        target.bring(file, one.folder / file)
         target.write_results(results.values())
-        target.write_lines(RESOLVED, jobs.values())
-        info = next(filter(None, (read_run_info(source.folder) for source in sources)), {})
+        target.write_lines(RESOLVED, lines.values())
+        info = next(filter(None, map(read_run_info, (into, *others))), {})
         target.write_run(info | {"merged": [folder.name for folder in folders]})
-        missing = [name for name in names if not _is_done(results.get(name, {}))]
-        target.write_lines(MISSING, (jobs[name] for name in missing if name in jobs))
-    _join_scores([source.folder for source in sources if source.folder != into], into)
-    done_count = sum(map(_is_done, results.values()))
+        drawn = {name for name, one in chosen.items() if one.is_done}
+        missing = [name for name in names if name not in drawn]
+        target.write_lines(MISSING, (lines[name] for name in missing if name in lines))
+    _join_scores(others, into)
+    done_count = len(drawn)
     return Merged(done_count, len(results) - done_count, missing, damaged)
 
 
-def _read(folder: Path, into: Path) -> _Source:
-    """Return a folder's results and jobs; paths in the jobs are relative to `into`."""
-    jobs = dict(resolved_jobs(folder))
-    moved = dict(zip(jobs, lines_moved(jobs.values(), folder, into), strict=True))
-    return _Source(folder, run_folder(folder).results(), moved)
+def _read(folder: Path, into: Path) -> dict[str, PastJob]:
+    """Return a folder's jobs by custom_id; paths in their lines are relative to `into`."""
+    jobs = list(past_jobs(folder))
+    lines = lines_moved((one.line for one in jobs), folder, into)
+    moved = (replace(one, line=line) for one, line in zip(jobs, lines, strict=True))
+    return {one.custom_id: one for one in moved}
 
 
 def _join_scores(folders: Iterable[Path], into: Path) -> None:
@@ -132,10 +128,6 @@ def _join_scores(folders: Iterable[Path], into: Path) -> None:
         with ScoresFile(into) as file:
             for folder in scored:
                 file.join(ScoresFile(folder))
-
-
-def _is_done(entry: Entry) -> bool:
-    return bool(entry.get("status") == "done")
 
 
 def _files(entry: Entry) -> Iterator[tuple[str, str | None]]:

@@ -1,20 +1,62 @@
-"""Read a run's folder without its lock; its results come from `RunFolder.results`.
+"""Read a run's folder without its lock: its jobs, each with its line and its result.
 
 Any part may be missing, damaged, or of another run: callers check.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text_of
-from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder
+from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder, outputs_of
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.settings.file_names import files_in_order
 
 _FRAME = " frame "
+
+
+@dataclass(frozen=True)
+class PastJob:
+    """A job of an earlier run: its resolved `line`, its `result` line, and the run's `folder`.
+
+    `line` is empty if manifest.resolved.jsonl no longer has the job; `result` is empty until the
+    job has ended. Paths in both are relative to `folder`.
+    """
+
+    line: Mapping[str, Any]
+    result: Mapping[str, Any] = field(repr=False)
+    folder: Path
+
+    @property
+    def custom_id(self) -> str:
+        return str((self.line or self.result)["custom_id"])
+
+    @property
+    def is_done(self) -> bool:
+        """True if it was drawn; False if it failed or has not ended."""
+        return bool(self.result.get("status") == "done")
+
+    @property
+    def outputs(self) -> tuple[Mapping[str, Any], ...]:
+        """The files that it wrote, with their facts; none if it is not done."""
+        return tuple(outputs_of(self.result)) if self.is_done else ()
+
+
+def past_jobs(folder: Path) -> Iterator[PastJob]:
+    """Yield the jobs of a run's folder, here or in a store, in the order of its manifest.
+
+    Jobs whose line is gone follow. Needs no lock, so a run may be writing. Raises OutputFolderError
+    at the first line that cannot be read.
+    """
+    results = dict(run_folder(folder).results())
+    for name, line in resolved_jobs(folder):
+        yield PastJob(line, results.pop(name, {}), folder)
+    for result in results.values():
+        yield PastJob({}, result, folder)
 
 
 def read_run_info(folder: Path) -> dict[str, Any]:
@@ -69,8 +111,7 @@ def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
     """
     found: dict[str, Path] = {}
     for name, entry in RunFolder(folder).results().items():
-        outputs = entry.get("outputs") or () if entry.get("status") == "done" else ()
-        for number, output in enumerate(outputs):
+        for number, output in enumerate(PastJob({}, entry, folder).outputs):
             if by_frame and output.get("frames_path"):
                 frames = files_in_order(folder / output["frames_path"], "*.png")
                 found |= {f"{name}{_FRAME}{n:04}": path for n, path in enumerate(frames)}

@@ -5,7 +5,7 @@ import mimetypes
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.past_run import past_jobs
 from hyimg_cli.report.page import render
 from hyimg_cli.report.picks import shown_picks
 from hyimg_cli.report.records import Pictures, Record
@@ -24,11 +24,10 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     `most_mb` is in units of 10^6 bytes. Raises as `RunPage` does.
     """
     asked = AskedJobs(folder)
-    results = RunFolder(folder).results()
-    status = {name: status_of(result) for name, result in results.items()}
+    results = [one.result for one in past_jobs(folder) if one.result]
+    status = {str(result["custom_id"]): status_of(result) for result in results}
     pictures = EmbeddedPictures(folder, asked.shared, int(most_mb * 1e6))
-    order = dict.fromkeys((*asked.lines, *results))
-    records = [asked.record_of(results[name], pictures) for name in order if name in results]
+    records = [asked.record_of(result, pictures) for result in results]
     facts = asked.index(status) | {"running": False, "files": []}
     facts["capped"] = (
         (

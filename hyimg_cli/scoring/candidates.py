@@ -4,14 +4,14 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import file_digest
-from hyimg_cli.journal.past_run import resolved_jobs
+from hyimg_cli.journal.past_run import PastJob, past_jobs
 from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoresFile, read_lines
 from hyimg_cli.journal.resume import is_intact
 from hyimg_cli.scoring.process import ScorerProcess
@@ -30,21 +30,8 @@ Groups = dict[str, list["Candidate"]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """One of a line's results, drawn or only written.
-
-    It has the resolved job, its result line (empty for a text), and the folder to which their paths
-    are relative.
-    """
-
-    line: Mapping[str, Any]
-    result: Mapping[str, Any] = field(repr=False)
-    folder: Path
-
-    @property
-    def custom_id(self) -> str:
-        return str(self.line["custom_id"])
+class Candidate(PastJob):
+    """One of a line's results, drawn or only written; a text has no result line."""
 
     @property
     def of(self) -> str:
@@ -60,8 +47,7 @@ class Candidate:
     @property
     def output(self) -> Mapping[str, Any]:
         """The picture; empty for a failed job, and for a text."""
-        outputs = self.result.get("outputs") or ()
-        return outputs[0] if outputs and self.result.get("status") == "done" else {}
+        return self.outputs[0] if self.outputs else {}
 
     @property
     def content(self) -> str:
@@ -125,9 +111,8 @@ def read_candidates(place: Path) -> Groups:
         if not RunFolder(place).is_run:
             hint = "name the -o of hyimg generate, or a file that hyimg think wrote"
             raise UsageError("this is not the output folder of a run", where=place, hint=hint)
-        results = RunFolder(place).results()
-        lines = dict(resolved_jobs(place))
-        found = [Candidate(lines[i], results[i], place) for i in lines if i in results]
+        jobs = (one for one in past_jobs(place) if one.line and one.result)
+        found = [Candidate(one.line, one.result, place) for one in jobs]
     if films := [one.custom_id for one in found if one.line.get("task") in VIDEO_TASKS]:
         what = f'"{films[0]}" is a video, but scorers accept only pictures'
         raise UsageError(what, where=place, hint="remove the videos", code="usage.videos")

@@ -10,7 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RESULTS, RunFolder
-from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
+from hyimg_cli.journal.past_run import object_in, past_jobs, read_run_info
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import EDIT_SUFFIXES, FORMATS, Encoding
 
@@ -27,8 +27,8 @@ def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
     Empty if the job has none.
     """
     with suppress(OutputFolderError):  # lines before the damage are usable
-        entries = resolved_jobs(run_of(file))
-        return next((entry for name, entry in entries if name == custom_id), {})
+        jobs = past_jobs(run_of(file))
+        return next((dict(one.line) for one in jobs if one.custom_id == custom_id), {})
     return {}
 
 
@@ -38,8 +38,8 @@ def frames_digest(video: Path) -> str:
     Empty if no line names the file.
     """
     with suppress(OSError, HyimgError):
-        results, own = RunFolder(run_of(video)).results(), digest.of_file(video)
-        outputs = (one for entry in results.values() for one in entry.get("outputs", ()))
+        own = digest.of_file(video)
+        outputs = (one for job in past_jobs(run_of(video)) for one in job.outputs)
         same = (one.get("pixel_sha256", "") for one in outputs if one.get("sha256") == own)
         return str(next(same, ""))
     return ""
