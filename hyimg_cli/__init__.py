@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hyimg_cli.engine.runner import make_plan as make_plan
     from hyimg_cli.engine.session import Session as Session
     from hyimg_cli.journal.journal import RunFolder as RunFolder
+    from hyimg_cli.journal.past_run import PastJob as PastJob
+    from hyimg_cli.journal.past_run import past_jobs as past_jobs
     from hyimg_cli.manifest.manifest import read_manifest as read_manifest
     from hyimg_cli.scoring.best_of import draw_best as draw_best
     from hyimg_cli.settings.run import CacheConfig as CacheConfig
@@ -35,6 +37,7 @@ _HOME = {
     "hyimg_cli.engine.runner": ("make_plan",),
     "hyimg_cli.engine.session": ("Session",),
     "hyimg_cli.journal.journal": ("RunFolder",),
+    "hyimg_cli.journal.past_run": ("PastJob", "past_jobs"),
     "hyimg_cli.manifest.manifest": ("read_manifest",),
     "hyimg_cli.scoring.best_of": ("draw_best",),
     "hyimg_cli.settings.run": (

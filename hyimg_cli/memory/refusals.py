@@ -95,6 +95,8 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
         of_model = replace(choice, model=model)
         _refuse_of_pictures(of_model, parallel)
         refuse_unfollowed(of_model, **vars(config))
+    for model in dict.fromkeys(job.model for job in jobs if isinstance(job, VideoJob)):
+        refuse_unfollowed(replace(choice, model=model), "videos")
     for job in jobs:
         if isinstance(job, VideoJob) and parallel.context_ranks > 1:
             _refuse_unsplit_tokens(job, config)
