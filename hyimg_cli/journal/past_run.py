@@ -52,11 +52,13 @@ def past_jobs(folder: Path) -> Iterator[PastJob]:
     Jobs whose line is gone follow. Needs no lock, so a run may be writing. Raises OutputFolderError
     at the first line that cannot be read.
     """
-    results = dict(run_folder(folder).results())
+    results, names = run_folder(folder).results(), set[str]()
     for name, line in resolved_jobs(folder):
-        yield PastJob(line, results.pop(name, {}), folder)
-    for result in results.values():
-        yield PastJob({}, result, folder)
+        names.add(name)
+        yield PastJob(line, results.get(name, {}), folder)
+    for name, result in results.items():
+        if name not in names:
+            yield PastJob({}, result, folder)
 
 
 def read_run_info(folder: Path) -> dict[str, Any]:

@@ -316,3 +316,12 @@ def test_a_clip_that_does_not_fit_is_refused_with_the_number(tmp_path: Path) -> 
     assert "one job another 32.2 GB" in refusal
     assert "fewer frames or a smaller size" in refusal
     assert check_fit(job.model, [job], config_of, AvailableMemory(80 * GB)).is_enough
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "generate"])
+def test_a_setting_that_the_family_does_not_follow_is_refused_before_loading(
+    run_cli: Any, manifest: Any, flags: Any, command: str
+) -> None:
+    line = manifest({"camera": "w-3"})
+    ran = run_cli(command, line, *flags, "--quantization", "fp8")
+    assert (ran.code, ran.err.count("does not follow quantization fp8")) == (2, 1), ran.err
