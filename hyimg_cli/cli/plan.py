@@ -34,12 +34,12 @@ def show_plan(given: Mapping[str, Any]) -> int:
     style = render.style_of(given)
     render.remarks(remark_unsplit(given["shard"]), style)
     request = first_run(request_of(given))
+    ahead = preview(request, partial(show_remark, style=style))
+    assert ahead.rest is not None, "anything else is raised"
     if request.config.candidates.draft_steps:
         picked = request.config.candidates.keep
         said = f"the plan is of the drafts; then {picked} of each line will be drawn in full"
         render.remarks([said], style)
-    ahead = preview(request, partial(show_remark, style=style))
-    assert ahead.rest is not None, "anything else is raised"
     config, order, rest = request.config, ahead.rest.plan, ahead.rest.resumption
     think = given["assume_think"]
     costs = forecast(order, config, assumed_think=think)

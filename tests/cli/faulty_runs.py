@@ -134,10 +134,10 @@ _BAD_FLAGS = (
     "--recipe nowhere.toml", "--name {seed}/{", "--name ../{custom_id}", "--name same",
     "--max-retries -1", "--batching-max-size 0", "--cache-dir jobs.jsonl/x", "--step-cache x",
     "--score nonsense", "--score nonsense:", "--score ./nowhere.py:f", "--draft-steps 2",
-    "--score clip --draft-steps 99", "--score clip --draft-steps 0", "--score clip --min 3",
-    "--score clip --min blip=3", "--score clip --max clip", "--score clip --score clip",
-    "--score clip --shard 1/2", "--score clip --no-resume", "--score-python a=b --score clip",
-    "--pick 0 --score clip", "--score judge:", "--prompt-cache maybe", "--nonsense",
+    "--score text --draft-steps 99", "--score text --draft-steps 0", "--score text --min 3",
+    "--score text --min blip=3", "--score text --max text", "--score text --score text",
+    "--score text --shard 1/2", "--score text --no-resume", "--score-python a=b --score text",
+    "--pick 0 --score text", "--score judge:", "--prompt-cache maybe", "--nonsense",
     "--video-components ./nowhere", "--bot-task think --max-new-tokens 0",
 )  # fmt: skip
 _BAD_RECIPES = (
@@ -174,8 +174,8 @@ def _cases() -> dict[str, Maker]:
         "manifest-all-invalid": _run({"prompt": ""}, flags="--skip-invalid"),
         "manifest-words": _run(GOOD, flags="more.jsonl"),
         "edit-without-pictures": _run({"prompt": "x", "task": "it2i"}),
-        "film-and-score": _run(FILM, flags="--score clip"),
-        "film-and-drafts": _run(GOOD, FILM, flags="--score clip --draft-steps 2"),
+        "film-and-score": _run(FILM, flags="--score text"),
+        "film-and-drafts": _run(GOOD, FILM, flags="--score text --draft-steps 2"),
         "film-context": _run(FILM, flags="--context-parallel-size 3"),
         "film-frames": _run(FILM | {"num_frames": 10**9}),
         "film-size": _run(FILM | {"size": "999999x64"}),
@@ -220,7 +220,7 @@ def _cases() -> dict[str, Maker]:
             _result("one", status="failed", error={"message": "x"}), _run(one)
         ),
         "folder-drafts": _with(
-            _file("out/drafts/results.jsonl", ""), _run(one, flags="--score clip")
+            _file("out/drafts/results.jsonl", ""), _run(one, flags="--score text")
         ),
         "folder-default": lambda place: _with(_result("one"), _run(one))(place)[:1],
     }

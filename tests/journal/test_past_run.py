@@ -46,10 +46,11 @@ def test_lines_before_a_damaged_one_are_read(tmp_path: Path) -> None:
         next(jobs)
 
 
-def test_outputs_name_files_of_the_run_alone(tmp_path: Path) -> None:
-    bad = [{"path": "../x.png"}, {"path": "/etc/passwd"}, {"path": None}, {}]
-    (one,) = past_jobs(write(tmp_path / "out", [line("a")], [result("a", outputs=bad)]))
-    assert one.outputs == ()
+def test_results_that_name_files_elsewhere_are_refused(tmp_path: Path) -> None:
+    bad = [{"path": "../x.png", "sha256": "0" * 64}]
+    jobs = past_jobs(write(tmp_path / "out", [line("a")], [result("a", outputs=bad)]))
+    with pytest.raises(OutputFolderError, match="outputs is"):
+        next(jobs)
 
 
 def test_a_folder_without_a_run_has_no_jobs(tmp_path: Path) -> None:

@@ -74,12 +74,14 @@ def test_a_difference_that_compression_took_is_one(tmp_path: Path) -> None:
     original = tmp_path / "run" / "outputs" / "a.mp4"
     line = {"path": "outputs/a.mp4", "sha256": digest.of_file(original), "pixel_sha256": "e" * 64}
     results = tmp_path / "run" / "results.jsonl"
-    results.write_text(json.dumps({"custom_id": "a", "outputs": [line]}) + "\n")
+    results.write_text(json.dumps({"custom_id": "a", "status": "done", "outputs": [line]}) + "\n")
     film(tmp_path / "a.mp4", Provenance("1", "m", CPU))
     found = verdict(read_described(original), original, tmp_path / "a.mp4", pixels)
     assert (found.compared, found.equal) == ("frames before compression", False)
     assert found.to_json()["psnr"] == "inf"
-    results.write_text(json.dumps({"custom_id": "a", "outputs": [line | {"sha256": "0"}]}) + "\n")
+    results.write_text(
+        json.dumps({"custom_id": "a", "status": "done", "outputs": [line | {"sha256": "0"}]}) + "\n"
+    )
     assert run_folder.frames_digest(original) == ""
     results.write_text("damaged\n")
     assert run_folder.frames_digest(original) == ""
