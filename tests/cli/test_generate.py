@@ -116,6 +116,7 @@ def test_json_is_the_result_lines_and_a_summary(
     assert last["output_dir"] == "runs/jobs"
     expected = {"done": 4, "failed": 0, "invalid": 0, "skipped": 0, "left": 0, "load_s": 0.5}
     expected |= {"unchanged": 0, "whole": 0, "gated": 0, "lossy": 0}
+    expected |= {"prompt_tokens_computed": 0, "prompt_tokens_reused": 0}
     assert expected.items() <= last["summary"].items()
     assert last["summary"]["seconds_per_picture"] > 0
     times = {"prewarm_s", "encode_s", "compile_s", "pictures_s", "seconds_per_picture"}
