@@ -21,9 +21,12 @@
 Each says what was wrong, where, and what to do. `cli/app.py` alone turns them into exit codes.
 """
 
+import json
+import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from hyimg_cli.addresses import shown_place
 
@@ -176,9 +179,24 @@ def require(*packages: str, extra: str = "") -> None:
     For packages that most commands do not need.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
-        wanted = f"'hyimg-cli[{extra}]'" if extra else "hyimg-cli"
         what = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
-        raise MachineError(what, hint=f"pip install {wanted}", code="machine.no-package")
+        raise MachineError(what, hint=installation(extra), code="machine.no-package")
+
+
+def installation(extra: str = "") -> str:
+    """Return the command that installs hyimg with an extra, from where this copy came from.
+
+    A folder or a file that pip recorded, else a package index.
+    """
+    from importlib.metadata import distributions
+
+    source = "hyimg-cli"
+    for found in distributions(name=source):
+        url = str(json.loads(found.read_text("direct_url.json") or "{}").get("url", ""))
+        if url.startswith("file://"):
+            source = unquote(urlsplit(url).path)
+    wanted = f"{source}[{extra}]" if extra else source
+    return f"pip install {shlex.quote(wanted)}"
 
 
 def installed_version(package: str) -> str | None:

@@ -19,12 +19,11 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from hyimg_cli.addresses import scheme_of
-from hyimg_cli.errors import MachineError, UsageError
+from hyimg_cli.errors import MachineError, UsageError, installation
 
 logger = logging.getLogger(__name__)
-# The package of each store's library; its name can differ from the imported module's.
+# The package of each store's library, if no extra of hyimg has it.
 _PACKAGES = {
-    **dict.fromkeys(("s3", "s3a"), "'hyimg-cli[s3]'"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
 }
@@ -111,10 +110,11 @@ def _system(scheme: str) -> Any:
             options["config_kwargs"] = _S3_PATIENCE
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
-        package = _PACKAGES.get(scheme)
+        hint = f"pip install {_PACKAGES[scheme]}" if scheme in _PACKAGES else _NO_LIBRARY
+        hint = installation("s3") if scheme in ("s3", "s3a") else hint
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
-            hint=f"install it: pip install {package}" if package else _NO_LIBRARY,
+            hint=hint,
             code="machine.no-package",
         ) from None
     except (ValueError, TypeError, AttributeError, OSError):

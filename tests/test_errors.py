@@ -3,6 +3,7 @@
 import inspect
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,26 @@ def test_manifest_errors_keep_every_fault() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_exits_as_shells_expect(number: signal.Signals, code: int) -> None:
     assert errors.Interrupted(number).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("recorded", "hint"),
+    [
+        (
+            '{"url": "file:///home/me/hyimg%20cli", "dir_info": {}}',
+            "pip install '/home/me/hyimg cli[s3]'",
+        ),
+        ('{"url": "https://example.org/hyimg.whl"}', "pip install 'hyimg-cli[s3]'"),
+        (None, "pip install 'hyimg-cli[s3]'"),
+    ],
+)
+def test_an_extra_comes_from_where_hyimg_was_installed_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorded: str | None, hint: str
+) -> None:
+    place = tmp_path / "hyimg_cli-1.dist-info"
+    place.mkdir()
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: hyimg-cli\nVersion: 1\n")
+    if recorded:
+        (place / "direct_url.json").write_text(recorded)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert errors.installation("s3") == hint

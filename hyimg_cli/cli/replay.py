@@ -87,7 +87,7 @@ def _run(given: Mapping[str, Any], again: str) -> int:
     of_jobs = {row.variable for row in SETTINGS.values() if row.in_line}
     environ = {name: value for name, value in os.environ.items() if name not in of_jobs}
     flags = {name: given[name] for name in _SETTINGS if given[name] is not None}
-    settings = settle(source.settings | flags | ALWAYS, environ, {})
+    settings = settle(flags, environ, {}, record=source.settings | ALWAYS)
     config = o.run_config(settings, folder)
     request = RunRequest(source.manifest, config, settings, policy=AGAIN)
     code = show_run(ManifestRun(request), style, again=again, retry=again)

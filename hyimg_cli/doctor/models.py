@@ -33,6 +33,7 @@ CardOf = Callable[[str, str | None], Card]
 # An edit, like most jobs; all other values are the checkpoint's defaults.
 _EDIT = {"prompt": "an edit", "images": ["picture.png"]}
 _SHOWN = 8
+_FORMS = {"none": "unquantized"}
 _UNREAD = "memory need unknown: the checkpoint cannot be read"
 _UNCOUNTED = "memory need unknown: neither the weights nor their index are here"
 
@@ -47,8 +48,8 @@ def image_files(config: RunConfig) -> Check:
     model = config.model.model
     try:
         found = registry.reading(model, config.model.revision)
-    except CheckpointError as error:
-        return Check("warning", f"{model_name(model)}: {error.what}")
+    except CheckpointError:
+        return Check("warning", f"{model_name(model)}: none read; see checkpoint")
     if found is None:
         return Check("ok", f"{model_name(model)}: not known")
     names = found.files if len(found.files) <= _SHOWN else (*found.files[:_SHOWN], "...")
@@ -152,7 +153,7 @@ def image_memory(config: RunConfig) -> Check:
     said += f"{bytes_text(found.needed.total * copies)} with one edit, {most}{processes}; "
     verbs = {True: "fits", False: "does not fit"}
     told = [
-        f"{form} {verbs[fits(one, there)]} with {bytes_text(one.total * copies)}"
+        f"{_FORMS.get(form, form)} {verbs[fits(one, there)]} with {bytes_text(one.total * copies)}"
         for form, one in forms.items()
     ]
     said += f"{bytes_text(there.free * copies)} free ({'; '.join(told)})"

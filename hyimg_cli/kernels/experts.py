@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hyimg_cli.errors import MachineError
+from hyimg_cli.errors import MachineError, installation
 from hyimg_cli.kernels.formats import FP8, Fp8Rows, Stack, Stacks, dense, one, round_to_fp8
 from hyimg_cli.kernels.ops import PLAIN, PlainOps, add_onto, has_triton, ops_of
 from hyimg_cli.kernels.rows import group_multiple, pad_rows
@@ -139,7 +139,7 @@ def require_bitsandbytes() -> None:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MachineError(
             "nf4 on a GPU needs bitsandbytes, which is not installed",
-            hint="pip install 'hyimg-cli[nf4]', or use --quantization fp8",
+            hint=f"{installation('nf4')}, or use --quantization fp8",
             code="machine.no-bitsandbytes",
         )
 

@@ -79,4 +79,4 @@ def _concern(settings: Mapping[str, Setting], names: Iterable[str], what: str) -
 
 
 def _is_given(setting: Setting) -> bool:
-    return setting.origin not in ("default", "model")
+    return setting.origin not in ("default", "model", "record")

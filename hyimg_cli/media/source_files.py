@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 from hyimg_cli import remote
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import MachineError, SourceImageError, UsageError
+from hyimg_cli.errors import MachineError, SourceImageError, UsageError, installation
 from hyimg_cli.files import UnfitFile, bytes_of, opened
 from hyimg_cli.media import deep, kinds, png_chunks
 from hyimg_cli.mistyped import of_windows
@@ -128,7 +128,7 @@ def _opened(path: Path, file: IO[bytes]) -> ImageFile.ImageFile:
     except _DECODER_ERRORS as error:
         if is_heif and not kinds.knows_heif():
             what = "HEIC images need pillow-heif, which is not installed"
-            hint = "pip install 'hyimg-cli[heif]', or convert it to JPEG or PNG"
+            hint = f"{installation('heif')}, or convert it to JPEG or PNG"
             raise _fault("no-heif", what, path, hint) from error
         fault = _decoder_fault(path, file, error)
         if fault.code == "source.truncated" and not (kinds.MAGIC.match(start) or is_heif):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hyimg_cli.cache.disk import refuse_cache_file
-from hyimg_cli.errors import MachineError, StorageError, UsageError
+from hyimg_cli.errors import MachineError, StorageError, UsageError, installation
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, refuse_unfollowed, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
@@ -57,9 +57,7 @@ def refuse_settings(jobs: Sequence[Job], config: RunConfig) -> None:
         if is_on_cpu or (choice.machine is None and find_spec("bitsandbytes") is None):
             why = "this run is on the CPU" if is_on_cpu else "bitsandbytes is not installed"
             what = f"4 bits for a diffusers transformer need bitsandbytes and a GPU, but {why}"
-            hint = (
-                f"pip install 'hyimg-cli[nf4]' on a machine with a GPU, or use {QUANTIZATION} fp8"
-            )
+            hint = f"on a machine with a GPU, {installation('nf4')}; or use {QUANTIZATION} fp8"
             raise _refused(what, hint, QUANTIZATION)
 
 

@@ -19,7 +19,7 @@ from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
 
 Origin = Literal[
-    "line", "flag", "RunConfig", "environment", "recipe", "hyimg.toml", "model", "default"
+    "line", "flag", "RunConfig", "record", "environment", "recipe", "hyimg.toml", "model", "default"
 ]
 
 
@@ -39,12 +39,13 @@ def settle(
     folders_own: Mapping[str, Any] | None = None,
     *,
     origin: Literal["flag", "RunConfig"] = "flag",
+    record: Mapping[str, Any] | None = None,
 ) -> dict[str, Setting]:
     """Return every setting and its origin.
 
-    Order: flag (None: unset) > HYIMG_<NAME> > recipe > the settings of the working folder's
-    `hyimg.toml` > default. `origin`: of values given as flags. Raises UsageError for a bad value,
-    and for settings that contradict each other.
+    Order: flag (None: unset) > `record` of a file that is made again > HYIMG_<NAME> > recipe >
+    the settings of the working folder's `hyimg.toml` > default. `origin`: of values given as flags.
+    Raises UsageError for a bad value, and for settings that contradict each other.
     """
     assert flags.keys() <= SETTINGS.keys(), f"no settings: {flags.keys() - SETTINGS.keys()}"
 
@@ -54,6 +55,8 @@ def settle(
         if (flag := flags.get(name)) is not None:
             where = as_given(Setting(name, flag, origin))
             return Setting(name, _typed(row, flag, where=where), origin)
+        if record and record.get(name) is not None:
+            return Setting(name, _typed(row, record[name], where=f"record: {name}"), "record")
         for variable in (row.variable, row.also_variable):
             if text := environ.get(variable):
                 return Setting(name, _typed(row, text, where=variable), "environment")
@@ -125,6 +128,8 @@ def as_given(setting: Setting) -> str:
     row = SETTINGS[setting.name]
     if setting.origin == "RunConfig":
         return f"{row.table}.{row.attribute}"
+    if setting.origin == "record":
+        return f"{setting.name} of the file's record"
     if setting.origin == "environment":
         return row.variable
     if setting.origin in ("recipe", "hyimg.toml"):

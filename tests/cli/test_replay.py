@@ -94,6 +94,7 @@ def test_a_picture_of_a_batch_comes_out_equal_alone(
     again = tmp_path / "runs" / f"replay-{name}" / "outputs" / f"{name}.png"
     assert digest_of(again) == digest_of(file)
     assert "equal: the pixels of" in ran.err
+    assert "apply to" not in ran.err  # settings of the record are not flags that somebody typed
     assert not (tmp_path / "runs" / f"replay-{name}" / "report.html").exists()
 
 

@@ -231,7 +231,8 @@ def test_files_that_are_read_and_what_they_leave_to_defaults(
     assert "repetition_penalty" not in told.found
     assert "image_base_size" not in told.found
     generation.unlink()
-    assert models.image_files(subject(real_size)).status == "warning"
+    told = models.image_files(subject(real_size))
+    assert (told.status, told.found) == ("warning", f"{real_size.name}: none read; see checkpoint")
 
 
 def test_weights_of_another_configuration(subject: MakeSubject, tmp_path: Path) -> None:
@@ -301,6 +302,7 @@ def test_memory_against_the_real_model(
 ) -> None:
     with_main_memory(monkeypatch, free)
     found = models.image_memory(subject(real_size, device="cpu", dtype="bfloat16"))
+    assert "free (unquantized " in found.found
     assert found.status == status, found
     assert found.hint.startswith(hint)
     assert "168.5 GB of weights" in found.found

@@ -20,7 +20,7 @@ from hyimg_cli.engine.replicas.messages import (
 from hyimg_cli.engine.replicas.replica import replica_facts
 from hyimg_cli.engine.replicas.run import Replicas, describe_differences
 from hyimg_cli.engine.run import find_place
-from hyimg_cli.errors import MachineError
+from hyimg_cli.errors import MachineError, installation
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import by_graphs, job_keys, precision
 from hyimg_cli.manifest.planner import make_plan
@@ -228,4 +228,4 @@ def test_without_ray_the_extra_that_brings_it_is_named(
     )
     with pytest.raises(MachineError, match="ray is not installed") as raised:
         find_place(on_ray)
-    assert raised.value.hint == "pip install 'hyimg-cli[ray]'"
+    assert raised.value.hint == installation("ray")

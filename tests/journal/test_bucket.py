@@ -18,7 +18,13 @@ from store_server import Endpoint, addresses_at, s3_endpoint
 from hyimg_cli import remote
 from hyimg_cli.cli.inputs import recorded_names
 from hyimg_cli.engine.recomposite import recomposite
-from hyimg_cli.errors import MachineError, OutputFolderError, StorageError, UsageError
+from hyimg_cli.errors import (
+    MachineError,
+    OutputFolderError,
+    StorageError,
+    UsageError,
+    installation,
+)
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
@@ -511,17 +517,17 @@ def test_a_missing_library_a_password_and_an_unknown_store_are_refused(
     for address in ("nowhere://bucket", "github://owner/run", "dir://run", "zip://run"):
         with pytest.raises(UsageError, match="from an address alone"):
             remote.locate(address)
-    for missing, scheme, package in (
-        ("fsspec", "s3", "'hyimg-cli[s3]'"),
-        ("fsspec", "gs", "gcsfs"),
-        ("gcsfs", "gs", "gcsfs"),
-        ("adlfs", "az", "adlfs"),
+    for missing, scheme, command in (
+        ("fsspec", "s3", installation("s3")),
+        ("fsspec", "gs", "pip install gcsfs"),
+        ("gcsfs", "gs", "pip install gcsfs"),
+        ("adlfs", "az", "pip install adlfs"),
         ("smbclient", "smb", ""),
     ):
         remote._system.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(MachineError, match=f"{scheme}:// needs a library") as refused:
             remote.locate(f"{scheme}://bucket/run")
-        hint = f"install it: pip install {package}" if package else "install that library, or copy"
+        hint = command or "install that library, or copy"
         assert refused.value.hint.startswith(hint)
         monkeypatch.undo()

@@ -117,7 +117,7 @@ def test_a_packed_matrix_is_not_read_without_bitsandbytes(monkeypatch: pytest.Mo
     monkeypatch.setattr(errors, "find_spec", lambda name: None)
     with pytest.raises(MachineError, match="bitsandbytes is not installed") as caught:
         _whole(GOLDEN)
-    assert "hyimg-cli[nf4]" in caught.value.hint
+    assert "[nf4]" in caught.value.hint
 
 
 def test_what_is_stored_is_counted_as_it_lies_there() -> None:
