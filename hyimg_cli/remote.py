@@ -36,8 +36,10 @@ _NUMBERS: dict[type[OSError], int] = {
     NotADirectoryError: errno.ENOTDIR,
 }
 _SOURCE_FILES = "source-files"
-# For S3 only: botocore's waiting time and tries; other stores' libraries have their own rules.
+# For S3 only: botocore's waiting time and tries; other stores' libraries have their own rules. Each
+# request has its own connection: an answer that a proxy sends twice would count for the next one.
 _S3_PATIENCE = {
+    "connector_args": {"keepalive_timeout": 0},
     "connect_timeout": 10,
     "read_timeout": 60,
     "retries": {"max_attempts": 8, "mode": "standard"},

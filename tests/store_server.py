@@ -152,8 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
             status, headers, answer = 500, {}, b"<Error><Code>InternalError</Code></Error>"
         if status == 412 and self.of.refusal is not None:
             answer = self.of.refusal
-        for _ in range(2 if fault == "doubled" else 1):
-            self.answer(status, answer, headers, is_cut=fault == "cut")
+        self.answer(status, answer, headers, is_cut=fault == "cut")
+        if fault == "doubled":  # while the connection waits for its next request
+            time.sleep(0.02)
+            self.answer(status, answer, headers)
         if fault == "cut":
             self.hang_up()
 

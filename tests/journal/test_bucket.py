@@ -204,6 +204,10 @@ def once(fault: Any, wanted: Callable[[str, str], bool]) -> Callable[[str, str],
     return lambda method, path: left.pop() if left and wanted(method, path) else None
 
 
+def either(*faults: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    return lambda method, path: next(filter(None, (one(method, path) for one in faults)), None)
+
+
 @pytest.mark.parametrize(
     ("fault", "part"),
     [
@@ -222,6 +226,22 @@ def test_a_lost_answer_a_busy_store_and_a_slow_one_cost_no_line(
     assert len(tries) == (1 if fault in ("twice", "doubled", 0.3) else 2)
     assert list(run_folder(PLACE).results()) == ["a", "b"]
     assert len([name for name in names_in("s3://bucket/run") if "results" in name]) == 3
+
+
+def test_an_answer_that_comes_twice_counts_for_its_own_request_only(endpoint: Endpoint) -> None:
+    """A line would follow a file that the store never took."""
+    with run_folder(PLACE) as folder:
+        outcomes = [done(folder, name) for name in "abcd"]
+        for outcome in outcomes:
+            doubled = once("doubled", lambda method, path: method == "PUT" and "results" in path)
+            busy = once("503", lambda method, path: method == "PUT" and "outputs" in path)
+            endpoint.fault = either(doubled, busy)
+            folder.append(outcome)
+            time.sleep(0.05)
+    lines = run_folder(PLACE).results()
+    assert list(lines) == [*"abcd"]
+    files = {f"outputs/{name}.png" for name in lines}
+    assert files <= {*names_in("s3://bucket/run")}
 
 
 @pytest.mark.usefixtures("_asked_once")
