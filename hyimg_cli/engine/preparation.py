@@ -132,10 +132,8 @@ def read_jobs(
     every, invalid, faults = tuple[Job, ...](), tuple[Outcome, ...](), list[HyimgError]()
     with refusals.caught():
         good, faults = runner.examine(request.manifest, request.settings)
-        every, (invalid, unrecorded) = (
-            tuple(good),
-            runner.split_faults(request.manifest, request.settings, faults),
-        )
+        invalid, unrecorded = runner.split_faults(request.manifest, request.settings, faults)
+        every = tuple(good)
         if unrecorded:
             raise ManifestError(unrecorded, where=request.manifest.title)
     with refusals.caught():
@@ -185,7 +183,6 @@ def _inform(tell: Tell, text: str) -> None:
     tell(Remark(text, "info"))
 
 
-@gc_paused()
 def find_rest(ready: Preparation, folder: RunFolder) -> Rest:
     """Return what is left to do of the prepared jobs in a folder.
 
@@ -234,6 +231,7 @@ def _too_large(plan: Plan, config: RunConfig) -> Iterator[tuple[str, Fit]]:
             yield model, found
 
 
+@gc_paused()
 def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
     """Return the remaining work, and record what is known before the first job.
 
