@@ -1,5 +1,6 @@
 """Find LoRA files: by path, or in a hub repository; no torch."""
 
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.options import Lora
 
+# PEFT's configuration of a LoRA.
+CONFIG = "adapter_config.json"
 _MAX_BYTES = 100_000_000_000
 
 
@@ -27,11 +30,9 @@ def lora_file(name: str) -> Path:
             hint="give the path of a .safetensors file, or OWNER/REPOSITORY/FILE of the hub",
             code="lora.missing",
         )
-    from huggingface_hub import hf_hub_download
-
     owner, repository, file = name.split("/", 2)
     try:
-        return Path(hf_hub_download(f"{owner}/{repository}", file))
+        return _fetched(f"{owner}/{repository}", file)
     except Exception as error:  # the hub client raises a family of its own, OSError and ValueError
         raise CheckpointError(
             f"the LoRA is neither a file nor in the hub's cache: {type(error).__name__}",
@@ -40,6 +41,18 @@ def lora_file(name: str) -> Path:
             code="lora.missing",
             retryable=True,
         ) from None
+
+
+@lru_cache(maxsize=64)
+def _fetched(repository: str, file: str) -> Path:
+    """Fetch a LoRA, and the configuration beside it, which may give it another strength."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    found = Path(hf_hub_download(repository, file))
+    with suppress(EntryNotFoundError):  # most have none
+        hf_hub_download(repository, f"{file.rpartition('/')[0]}/{CONFIG}".lstrip("/"))
+    return found
 
 
 def in_cache(name: str) -> Path | None:

@@ -29,6 +29,7 @@ from hyimg_cli.errors import CheckpointError, HyimgError
 from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.loading.checkpoint import TensorInfo, file_metadata, open_tensors
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, WAN, Component
+from hyimg_cli.models.lora_files import CONFIG
 
 # PEFT imports bitsandbytes where it is installed, which warns of a kernel that LoRAs do not use;
 # and the converters warn of names, which are in our own messages.
@@ -368,7 +369,7 @@ def _unread_configs(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for key, one in header.items():
         if one.lstrip().startswith("{"):
             tables.append((f"{key} in its header", _object_of(one)))
-    beside = file.parent / "adapter_config.json"
+    beside = file.parent / CONFIG
     if beside.is_file():
         try:
             tables.append((f"{beside.name} beside it", _object_of(text_of(beside, TABLE_BYTES))))

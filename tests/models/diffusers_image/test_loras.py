@@ -3,12 +3,14 @@
 import json
 import logging
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError
 from models.diffusers_image.classic import Checkpoint, line
 from safetensors.torch import save_file
 from torch import Tensor
@@ -287,3 +289,31 @@ def test_the_key_of_a_file_whose_strength_was_not_read_is_a_new_one(tmp_path: Pa
         save_file({f"{name}.lora_A.weight": torch.ones(2, 2)}, file, header)
         is_new = has_header and not name.startswith("transformer")
         assert lora_files.in_key((Lora(str(file)),)).endswith("+metadata@1") == is_new
+
+
+def test_a_lora_of_the_hub_brings_the_configuration_beside_it(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The strength that it states is not what the library applies."""
+    hub, kept = tmp_path / "hub", tmp_path / "kept"
+    whole = pair(checkpoint("qwen-image"), LAYERS["qwen-image"], is_down=False)
+    for folder in ("plain", "said", "said/deep"):
+        (hub / "own" / folder).mkdir(parents=True, exist_ok=True)
+        save_file(whole, hub / "own" / folder / "style.safetensors")
+    config = {"r": RANK, "lora_alpha": 2 * RANK}
+    (hub / "own" / "said" / lora_files.CONFIG).write_text(json.dumps(config))
+
+    def fetch(repository: str, file: str) -> str:
+        if not (hub / repository / file).is_file():
+            raise EntryNotFoundError(file)
+        (kept / repository / file).parent.mkdir(parents=True, exist_ok=True)
+        return str(shutil.copy(hub / repository / file, kept / repository / file))
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    layout = read_layout(checkpoint("qwen-image"))
+    network = layout.components["transformer"]
+    for name in ("own/plain/style.safetensors", "own/said/deep/style.safetensors"):
+        assert read_pairs(lora_files.lora_file(name), network, layout.family).unapplied == ()
+    found = lora_files.lora_file("own/said/style.safetensors")
+    with pytest.raises(CheckpointError, match="asks for a strength of 2"):
+        read_pairs(found, network, layout.family)
