@@ -25,10 +25,6 @@ class ControlTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # A tokenizer.json may contain truncation and padding from its training; transformers turns
-        # them off too.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         # One object per id, in however many sequences.
         self._ids: dict[int, int] = {}
         self._encoded: Memo[str, tuple[int, ...]] = Memo(
@@ -103,6 +99,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         if path.is_file():
             refuse_pointer(path)
         tokenizer = Tokenizer.from_buffer(bytes_of(path, TABLE_BYTES))
+        # A file may contain truncation and padding from its training; transformers turns them off
+        # too.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
         read = [tokenizer.encode(text, add_special_tokens=False).ids for text in _WORDS]
     except FileNotFoundError:
         hint = "download it from the source of the checkpoint"

@@ -4,7 +4,7 @@ No torch. A pipeline that is not in the table is refused by name.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -31,7 +31,7 @@ from hyimg_cli.models.diffusers_image.table import (
     size_by_source,
     square_advice,
 )
-from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
+from hyimg_cli.models.diffusers_video.fitting import picture_positions, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
@@ -41,7 +41,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     refuse_quantized,
 )
 from hyimg_cli.models.diffusers_video.record import stored_networks
-from hyimg_cli.models.diffusers_video.tokenizers import check_headers
+from hyimg_cli.models.diffusers_video.tokenizers import check_headers, count_beyond
 from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
@@ -143,6 +143,10 @@ class EditorFolder(ImageCheckpoint):
                 what = f"the text contains the control token {max(found, key=len)}"
                 raise JobError(what, where=name, hint="remove it", code="job.control-token")
         self._refuse_narrow(job)
+        self._refuse_large(job)
+        for name, part, count, most in () if kind.cuts_texts else self._find_long(job):
+            what = f"the text has {count:,} tokens; its {part} reads {most:,}"
+            raise JobError(what, where=name, hint="shorten it", code="job.too-long")
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
@@ -151,7 +155,32 @@ class EditorFolder(ImageCheckpoint):
     def advice(self, job: ImageJob) -> Sequence[str]:
         said = f"{self.card.name} has a non-commercial licence: read it before using its pictures"
         is_free = self.card.licence != NON_COMMERCIAL
-        return (*(() if is_free else (said,)), *self.notes(job))
+        left = "reads: the rest is ignored"
+        long = [
+            f"a {name} is longer than the {most:,} tokens that the {part} {left}"
+            for name, part, _, most in (self._find_long(job) if self.kind.cuts_texts else ())
+        ]
+        return (*(() if is_free else (said,)), *long, *self.notes(job))
+
+    def _find_long(self, job: ImageJob) -> Iterator[tuple[str, str, int, int]]:
+        """Yield field, encoder, number of tokens and their limit of each text that is too long."""
+        is_guided = self.kind.is_guided(job)
+        for name in ("prompt", NEGATIVE) if is_guided else ("prompt",):
+            for tokenizer, most in self.kind.text_tokens.items():
+                folder = self.layout.components[tokenizer].folder
+                if count := count_beyond(folder, getattr(job, name), most):
+                    encoder = tokenizer.replace("tokenizer", "text_encoder")
+                    yield name, encoder.replace("processor", "text_encoder"), count, most
+
+    def _refuse_large(self, job: ImageJob) -> None:
+        """Raise JobError for a picture with more rows or columns than there are positions for."""
+        limits, bucket = picture_positions(self.layout), self.card.bucket_of(job.size)
+        if limits is None or bucket is None:
+            return
+        most = Size(*(count * self.kind.multiple for count in limits))
+        if bucket.size.height > most.height or bucket.size.width > most.width:
+            what = f"{bucket.size} is larger than {most}, for which {self.card.name} has positions"
+            raise JobError(what, where="size", hint="use a smaller one", code="job.size")
 
     def notes(self, job: ImageJob) -> tuple[str, ...]:
         """Return warnings for the job's result line, from the checkpoint's files and the LoRAs'."""

@@ -3,9 +3,9 @@
 import itertools
 import math
 import re
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hyimg_cli.errors import SourceImageError
@@ -70,6 +70,7 @@ _KONTEXT_SIZES = (
 )
 _NO_GUIDANCE = "its steps have no guidance"
 _NO_BRANCH = "guidance_scale is an input of its network; diffusers' true_cfg_scale is not supported"
+_SHORT = {"tokenizer": 512}
 # Pictures with fewer pixels are far from what models are trained on.
 _SMALL = 512**2
 
@@ -124,6 +125,9 @@ class Kind:
     # The shape is limited by the size of the square, in which no side may round to 0.
     narrows: bool = False
     most_rows: int = 1 << 20
+    # By tokenizer, the tokens of a text that are read. The rest is ignored, or the job is refused.
+    text_tokens: Mapping[str, int] = field(default_factory=dict)
+    cuts_texts: bool = True
     # Inputs of its blocks that other kinds do not have. Then the ones that its encoders read: the
     # picture encoder's, and the text encoder's if it sees pictures.
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
@@ -184,27 +188,40 @@ _KLEIN_KIND = Kind(
     "Flux2KleinModularPipeline", _KLEIN, 0, 12, steps=4, guidance=1.0, licence="",
     negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
-    text_layers=28, shows_pictures=False, scales_pictures=False, fits_kept=True, is_bounded=True,
+    text_layers=28, text_tokens=_SHORT, shows_pictures=False, scales_pictures=False,
+    fits_kept=True, is_bounded=True,
     own_blocks="rows in order",
 )  # fmt: skip
 _QWEN21_KIND = Kind(
     "QwenImage21ModularPipeline", _QWEN21, 0, 10, steps=40, guidance=1.0, licence=NON_COMMERCIAL,
     own_inputs=lambda job, card: {"output_resolution": card.base_size},
     of_encoders=frozenset({"output_resolution"}),
+    # Of 8,192 positions, ten pictures take fewer than 1,024. Later ones would be read as negative.
+    text_tokens={"processor": 8192 - 1024}, cuts_texts=False,
     reads_alpha=True, multiple=32, narrows=True, prefix="pictures, then text",
 )  # fmt: skip
 _EDIT_KIND = Kind(
     "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0, most_rows=_QWEN_ROWS,
+    text_tokens={"tokenizer": _QWEN_ROWS}, cuts_texts=False,
     # Its text encoder takes shapes up to 200 to 1, after sides were rounded to multiples of 32.
     most_ratio=163, fitted_multiple=32,
 )  # fmt: skip
 _LONGCAT_KIND = Kind(
-    "LongCatImageModularPipeline", _LONGCAT, 0, 0, steps=50, guidance=4.0, negative=""
+    "LongCatImageModularPipeline",
+    _LONGCAT,
+    0,
+    0,
+    steps=50,
+    guidance=4.0,
+    negative="",
+    text_tokens=_SHORT,
+    cuts_texts=False,
 )
 KINDS = {
     "QwenImagePipeline": Kind(
         "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
         own_inputs=lambda job, card: {"max_sequence_length": 512},  # the classic call's
+        text_tokens=_SHORT,
         of_encoders=frozenset({"max_sequence_length"}),
     ),
     "QwenImageEditPipeline": _EDIT_KIND,
@@ -216,13 +233,14 @@ KINDS = {
     "QwenImage21Pipeline": _QWEN21_KIND,
     "ZImagePipeline": Kind(
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
-        guides_above=0.0, own_blocks="joined branches",
+        guides_above=0.0, text_tokens=_SHORT, own_blocks="joined branches",
     ),
     # Its guidance is an input of the transformer: never a second branch.
     "FluxKontextPipeline": Kind(
         "FluxKontextModularPipeline", _KONTEXT, 0, 1, steps=28, guidance=2.5,
         licence=NON_COMMERCIAL, negative=None, no_negative=_NO_BRANCH, guides_above=math.inf,
         own_inputs=_kontext_inputs,
+        text_tokens={"tokenizer": 77 - 2, "tokenizer_2": 512 - 1},
         of_encoders=frozenset({"_auto_resize"}), shows_pictures=False, least_side=16,
         fitted_sizes=_KONTEXT_SIZES, fits_kept=True, squares=True,
     ),

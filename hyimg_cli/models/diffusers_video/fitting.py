@@ -87,6 +87,13 @@ def refuse_unfitting(layout: CheckpointLayout, text_layers: int = 0) -> None:
         raise checkpoint.fault("parts", what, layout.folder, hint)
 
 
+def picture_positions(layout: CheckpointLayout) -> tuple[int, int] | None:
+    """Return how many rows and columns of tokens a picture may have; None without such a limit."""
+    part = layout.components["transformer"]
+    lengths = _value(part.config(), part.class_name, "axes_lens")
+    return None if lengths is None else (int(lengths[1]), int(lengths[2]))
+
+
 def _find_misfits(layout: CheckpointLayout, text_layers: int) -> Iterator[str]:
     for left, factor, right in _RULES.get(layout.family, ()):
         own, other = _number(layout, *left), _number(layout, *right)

@@ -6,7 +6,6 @@ publish: frames, frames per second, steps.
 
 import math
 from dataclasses import fields, replace
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from hyimg_cli.errors import JobError, require
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.models.common.config import Config
-from hyimg_cli.models.common.tokenizer import read_tokenizer
 from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
+    WAN,
     CheckpointLayout,
     is_in_layout,
     read_layout,
     refuse_unsupported,
     shift_name,
 )
-from hyimg_cli.models.diffusers_video.tokenizers import check_headers
+from hyimg_cli.models.diffusers_video.tokenizers import check_headers, count_beyond
 from hyimg_cli.models.family import Family, VideoCheckpoint
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import (
@@ -54,6 +53,8 @@ WAN_DECODE = DecodeWork(per_pixel=10_500)
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 _HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # used if the configuration lacks it
+# Of the library's class, if the configuration lacks it.
+_WAN_POSITIONS = 1024
 # A multiplication and its addition.
 _MAC = 2
 # Queries with keys, and their weights with values.
@@ -75,6 +76,9 @@ class DiffusersFolder(VideoCheckpoint):
 
     def check(self, job: VideoJob) -> None:
         check_texts(job, self.layout.folder, self.card)
+        if self.layout.family == WAN:
+            for name in self.layout.components.keys() & {"transformer", "transformer_2"}:
+                check_positions(job, self.card, self.layout.components[name].config())
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import check_loras  # imports torch
 
@@ -110,12 +114,8 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
 
     A template adds a few tokens, so a text that is barely too long is cut, with a note in its line.
     """
-    if not (folder / "tokenizer" / "tokenizer.json").exists():
-        return  # it is stored in another form
-    tokenizer = _read_tokenizer(folder / "tokenizer")
     for name, text in zip(("prompt", "negative_prompt"), job.texts, strict=False):
-        count = len(tokenizer.encode(text, add_special_tokens=False).ids)
-        if count > card.max_prompt_tokens:
+        if count := count_beyond(folder / "tokenizer", text, card.max_prompt_tokens):
             raise JobError(
                 f"the text is too long ({count:,} tokens, limit {card.max_prompt_tokens:,})",
                 where=name,
@@ -124,7 +124,17 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
             )
 
 
-_read_tokenizer = lru_cache(maxsize=4)(read_tokenizer)
+def check_positions(job: VideoJob, card: VideoCard, network: Config) -> None:
+    """Raise JobError for a video with more rows, columns or frames than Wan has positions for."""
+    most = network.count("rope_max_seq_len", _WAN_POSITIONS)
+    grid = card.latent_grid(job.size, job.num_frames)
+    frames, *sides = (cells // step for cells, step in zip(grid, wan_patch(network), strict=True))
+    if max(sides) > most:
+        what = f"{job.size} has more than the {most} rows and columns of {card.name}'s positions"
+        raise JobError(what, where="size", hint="use a smaller one", code="job.size")
+    if frames > most:
+        what = f"{job.num_frames} frames are more than the {most} latent frames of {card.name}"
+        raise JobError(what, where="num_frames", hint="use fewer", code="job.num-frames")
 
 
 def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str, Any]:

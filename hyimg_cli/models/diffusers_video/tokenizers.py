@@ -6,6 +6,9 @@ transformers makes an empty tokenizer of a folder without the files of one. It r
 the same tokens, so every prompt would give the same picture.
 """
 
+from functools import lru_cache
+from pathlib import Path
+
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.common.tokenizer import read_tokenizer
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
@@ -47,3 +50,19 @@ def refuse_unreadable(component: Component) -> None:
     ):
         what = f"{name}/tokenizer.json is missing, so every text would be read as the same tokens"
         raise checkpoint.fault("tokenizer", what, folder, _HINT)
+
+
+def count_beyond(folder: Path, text: str, most: int) -> int:
+    """Return the number of a text's tokens if there are more than `most`, else 0.
+
+    A template adds a few, so a text that is barely too long is found as it is encoded. Also 0 for a
+    tokenizer in another form than `tokenizer.json`.
+    """
+    # A token has one byte or more.
+    if len(text.encode()) <= most or not (folder / "tokenizer.json").is_file():
+        return 0
+    count = len(_tokenizer(folder).encode(text, add_special_tokens=False).ids)
+    return count if count > most else 0
+
+
+_tokenizer = lru_cache(maxsize=4)(read_tokenizer)

@@ -10,6 +10,7 @@ from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.diffusers_video.record import (
     WAN_DECODE,
+    check_positions,
     check_texts,
     stored_facts,
     wan_forward,
@@ -47,7 +48,9 @@ class LingBotFolder(VideoCheckpoint):
         self.card = lingbot_card(self.layout, model)
 
     def check(self, job: VideoJob) -> None:
-        check_job(job, self.card, network_shape(self.layout).rope_max_seq_len)
+        shape = network_shape(self.layout)
+        check_job(job, self.card, shape.rope_max_seq_len)
+        check_positions(job, self.card, Config(asdict(shape), ""))
         check_texts(job, self._whole().components["tokenizer"].folder.parent, self.card)
 
     def advice(self, job: VideoJob) -> tuple[str, ...]:
