@@ -83,6 +83,7 @@ def write(
     chunks: Mapping[str, bytes] | None = None,
     icc_profile: bytes | None = None,
     dcf: str = "",
+    exif_space: int = 0xFFFF,
     dpi: int = 0,
 ) -> Path:
     """A lossless file with PNG chunks, a profile, and DCF's name of a colour space."""
@@ -91,7 +92,7 @@ def write(
         info.add(name.encode(), data)
     if dcf:
         fields = exif.get_ifd(ExifTags.IFD.Exif)
-        fields[ExifTags.Base.ColorSpace] = 0xFFFF
+        fields[ExifTags.Base.ColorSpace] = exif_space
         fields[ExifTags.IFD.Interop] = {1: dcf, 2: b"0100"}
     how: dict[str, object] = {"exif": exif.tobytes()} if dcf else {}
     how |= {"dpi": (dpi, dpi)} if dpi else {}

@@ -121,6 +121,30 @@ def test_colours_are_those_of_littlecms(tmp_path: Path) -> None:
     assert np.array_equal(read_image(path).pixels, np.asarray(made))
 
 
+def test_colours_near_srgb_are_converted(tmp_path: Path) -> None:
+    """By a plain power, blacks differ by six levels at most."""
+    profile = icc.rgb_profile("sRGB", icc.SRGB, icc.power(2.2))
+    numbers = np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16, 1), 3, axis=2)
+    source = read_image(coloured.write(tmp_path / "a.png", numbers, icc_profile=profile))
+    exact = coloured.srgb_levels((numbers / 255) ** 2.2)
+    assert np.abs(source.pixels - exact).max() <= 1
+    assert 3 < np.abs(source.pixels.astype(int) - numbers).max() < 10
+    assert source.notes
+
+
+def test_white_is_white_whatever_white_a_profile_names(tmp_path: Path) -> None:
+    """That of paper, too: colours are relative to it."""
+    profile = coloured.profile("Display P3")
+    at = int.from_bytes(profile[profile.index(b"wtpt") + 4 :][:4]) + 8
+    yellow = struct.pack(">3i", *(round(one * 65536) for one in (0.9, 0.95, 0.6)))
+    profile = profile[:at] + yellow + profile[at + 12 :]
+    numbers = np.full((16, 16, 3), 255, np.uint8)
+    numbers[:8] = (250, 20, 20)
+    source = read_image(coloured.write(tmp_path / "a.png", numbers, icc_profile=profile))
+    assert source.notes == ("Display P3 converted to sRGB",)
+    assert (source.pixels[8:] == 255).all()
+
+
 SRGB = icc.rgb_profile("Display P3", icc.SRGB, icc.srgb_curve)
 BENT = coloured.profile("linear")
 SAME: dict[str, dict[str, Any]] = {
@@ -136,6 +160,7 @@ SAME: dict[str, dict[str, Any]] = {
     "cICP of sRGB before ICC": {"chunks": {"cICP": bytes((1, 13, 0, 1))}, "icc_profile": BENT},
     "cICP of BT.709": {"chunks": {"cICP": bytes((1, 1, 0, 1))}},
     "DCF's usual space": {"dcf": "R98"},
+    "EXIF's sRGB before DCF's other space": {"dcf": "R03", "exif_space": 1},
     "dpi": {"dpi": 300},
 }
 UNFIT: dict[str, dict[str, Any]] = {

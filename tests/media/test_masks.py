@@ -11,6 +11,7 @@ from tiffs import tiff
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.carried import region_of
+from hyimg_cli.media.masks import share_text
 from hyimg_cli.settings.paths import REGION
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import KeepOutside, Region
@@ -63,6 +64,14 @@ HOLES: Mapping[str, Save] = {
         tiff(np.dstack([PHOTO, CLEAR]).astype(np.uint16) * 257, tags={338: (2,)})
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [(0.004, "0.4%"), (0.0951, "9.5%"), (0.25, "25%"), (1, "100%")],
+)
+def test_a_small_share_is_said_to_a_tenth(share: float, says: str) -> None:
+    assert share_text(share) == f"{says} of the picture"
 
 
 def region(path: Path, alpha: str = "") -> np.ndarray:
