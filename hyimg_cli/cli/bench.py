@@ -31,14 +31,17 @@ def bench(
         f"Scenario to run: {', '.join([*names(), DRAFTS])}, or a .toml file.",
         default=...,
         metavar="NAME",
+        is_basic=True,
         autocompletion=among([*names(), DRAFTS]),
     ),
     manifest: str | None = o.option(
-        "Jobs to compare. Default: the scenario's own.", autocompletion=manifests
+        "Jobs to compare. Default: the scenario's own; drafts needs it.",
+        autocompletion=manifests,
+        is_basic=True,
     ),
-    output_dir: Path | None = o.output("Output folder. Default: runs/bench-NAME."),
-    steps: str | None = o.option("Step counts to measure, for example 1,8,50."),
-    repeats: int | None = o.number("Number of timed runs per variant.", min=1),
+    output_dir: Path | None = o.output("Output folder. Default: runs/bench-NAME.", is_basic=True),
+    steps: str | None = o.option("Step counts to measure, for example 1,8,50.", is_basic=True),
+    repeats: int | None = o.number("Number of timed runs per variant.", min=1, is_basic=True),
     baseline: Path | None = o.option("Compare with an earlier bench.json."),
     max_regress: str = o.option(
         "Maximum slowdown against the baseline.", default="5%", show_default=True
@@ -52,17 +55,22 @@ def bench(
     ),
     as_json: bool = o.AS_JSON,
     quiet: bool = o.QUIET,
+    help_all: bool = o.HELP_ALL,
 ) -> None:
     """Compare engine variants: time by phase, picture distance, and a verdict.
 
+    \b
+    hyimg bench --compare kv-reuse
+    hyimg bench --compare kv-reuse --model ./checkpoint
+
     Exit code 0: the pictures agree and the time difference is explained. Exit code 1: otherwise.
     """
-    from hyimg_cli.measure.bench import record
-
     flags = {name: ctx.params[name] for name in _MODEL_FLAGS}
     if compare == DRAFTS:
         _compare_drafts(ctx.params, flags)
         return
+    from hyimg_cli.measure.bench import record
+
     scenario = read_scenario(compare)
     scenario = replace(scenario, repeats=repeats) if repeats else scenario
     if steps:
@@ -110,12 +118,12 @@ def _step_counts(flag: str, text: str, example: str) -> tuple[int, ...]:
 
 def _compare_drafts(given: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     """Compare picks from drafts with picks from full pictures; exit code 0 either way."""
-    from hyimg_cli.measure.bench.drafts import compare_drafts, markdown
-
     steps = _step_counts("--draft-steps", given["draft_steps"], "6,8,10")
-    if not given["manifest"]:
+    if not given["manifest"]:  # before the imports, which take seconds
         hint = "give a few dozen typical jobs: --manifest jobs.jsonl"
         raise UsageError("drafts can only be compared on your own jobs", hint=hint)
+    from hyimg_cli.measure.bench.drafts import compare_drafts, markdown
+
     settings = o.settings_of(flags) | {"n": Setting("n", given["candidates"], "flag")}
     folder = given["output_dir"] or Path("runs") / f"bench-{DRAFTS}"
     request = RunRequest(packaged.read(given["manifest"]), o.run_config(settings, folder), settings)

@@ -6,7 +6,7 @@ given. The environment is read here; only `replay` reads it differently.
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,13 @@ def settings_for(command: str) -> tuple[str, ...]:
     return tuple(row.name for row in SETTINGS.values() if command in row.commands)
 
 
-def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *names: str, panel: str = "", basic: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of these settings; their values are in `ctx.params`.
 
-    `panel`: the help panel for flags of runs and models, instead of their own panels.
+    `panel`: the help panel for flags of runs and models, instead of their own panels. `basic`:
+    those of them that its short help shows in addition to a run's.
     """
 
     def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -97,14 +100,14 @@ def takes(*names: str, panel: str = "") -> Callable[[Callable[..., None]], Calla
             ctx.params["words"] = ctx.obj  # the command line, to tell apart prompts and names
             command(ctx, **{name: value for name, value in given.items() if name in own})
 
-        parameters = [*own.values(), *(_parameter(SETTINGS[name], panel) for name in names)]
+        parameters = [*own.values(), *(_parameter(SETTINGS[n], panel, n in basic) for n in names)]
         called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         return called
 
     return with_flags
 
 
-def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
+def _parameter(row: Declaration, panel: str, is_basic: bool) -> inspect.Parameter:
     """Return a setting's flag: a switch, or text that the setting's kind parses."""
     is_truth = row.kind.schema is bool
     metavar = None if is_truth else f"<{row.kind.metavar}>"
@@ -116,7 +119,7 @@ def _parameter(row: Declaration, panel: str) -> inspect.Parameter:
         help,
         *row.spelled,
         panel=panel if panel and row.panel in (RUN, MODEL) else row.panel,
-        is_basic=row.is_basic,
+        is_basic=row.is_basic or is_basic,
         metavar=metavar,
         autocompletion=among(row.kind.choices) if row.kind.choices else None,
     )

@@ -28,7 +28,7 @@ Choice = tuple[str, dict[str, Any]]
 _CODE = "usage.choice"
 
 
-@o.takes("keep", "min", "max")
+@o.takes("keep", "min", "max", basic=("keep", "min", "max"))
 def pick(
     ctx: typer.Context,
     run: Path = RUN_OR_TEXTS,
@@ -46,11 +46,16 @@ def pick(
     choices: Path | None = o.option(
         "Read choices from a file that the page saved.", parser=o.folder, metavar="<path>"
     ),
-    output: Path | None = o.output("Write the picked lines as a manifest."),
+    output: Path | None = o.output("Write the picked lines as a manifest.", is_basic=True),
     as_json: bool = o.AS_JSON,
     quiet: bool = o.QUIET,
+    help_all: bool = o.HELP_ALL,
 ) -> None:
     """Pick the best of each line's candidates by their scores, with a reason for each rejected one.
+
+    \b
+    hyimg pick out --by text --min text=0.5
+    hyimg pick out --choose cat=cat-2
 
     Gates come first, then the mean rank over the scorers. Nothing is scored or drawn. Exit code 1:
     a line has no accepted candidate.

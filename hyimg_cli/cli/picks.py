@@ -22,6 +22,7 @@ RUN_OR_TEXTS = typer.Argument(
     help="Output folder of hyimg generate, or a file that hyimg think wrote.",
 )
 _MOST_SHOWN = 20
+_PAGE = "report.html"
 
 
 def show_picks(picks: Sequence[Mapping[str, Any]], *, is_quiet: bool, as_json: bool) -> int:
@@ -72,15 +73,18 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
     if request.config.output.report:
         refresh_pages(request.config.output.folder)
     code = show_picks(picks, is_quiet=style.is_quiet, as_json=style.as_json)
+    page = request.config.output.folder / DRAFTS / _PAGE
+    if page.is_file():
+        render.note_unless(style.is_quiet)(f"to choose among the drafts yourself: {page}")
     return 1 if any(one.failed or one.invalid for one in flow.summaries) else code
 
 
 def refresh_pages(place: Path) -> None:
     """Show the picks on the report pages of a run and of its drafts."""
-    from hyimg_cli.report.run_page import NAME, RunPage
+    from hyimg_cli.report.run_page import RunPage
 
     for folder in (place, place / DRAFTS):
-        if (folder / NAME).is_file():
+        if (folder / _PAGE).is_file():
             RunPage(folder).refresh()
 
 

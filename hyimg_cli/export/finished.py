@@ -15,13 +15,23 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
 from hyimg_cli.journal.past_run import PastJob, object_in, past_jobs, read_run_info
-from hyimg_cli.journal.picks import PICKS, SCORES, ScoresFile, Verdict, read_picks, verdicts_of
+from hyimg_cli.journal.picks import (
+    CHOICES,
+    PICKS,
+    SCORES,
+    ScoresFile,
+    Verdict,
+    read_picks,
+    uncounted_choices,
+    verdicts_of,
+)
 from hyimg_cli.manifest.resolved import lines_moved
 from hyimg_cli.scoring.candidates import Candidate
 from hyimg_cli.scoring.pick import values_of
 
 Entry = Mapping[str, Any]
 NOT_SEEN = "not in the last pick: run hyimg pick again"
+NOT_COUNTED = "a choice was made after the last pick: run hyimg pick again"
 NOT_JUDGED = "drawn in full after the last pick: run hyimg pick again"
 _OF_OUTPUT = {"path", "sha256", "pixel_sha256", "seed"}
 _OF_LINE = {"task", "prompt", "model"}
@@ -91,12 +101,12 @@ def find_finished(places: Sequence[Path]) -> Found:
 
 
 def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
-    for name in (PICKS, SCORES):  # of a run at an address
+    for name in (PICKS, SCORES, CHOICES):  # of a run at an address
         with suppress(FileNotFoundError):
             run.fetch(name)
     file = ScoresFile(run.folder)
     picks, info = read_picks(run.folder), read_run_info(run.place)
-    verdicts = verdicts_of(picks, run.folder)
+    verdicts, uncounted = verdicts_of(picks, run.folder), uncounted_choices(run.folder, picks)
     revision = object_in(object_in(info, "flags"), "revision").get("value")
     for pick in picks.values():
         rule = object_in(pick, "rule")
@@ -116,7 +126,10 @@ def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
             found.scorers[scorer] = {"identity": declared["identity"]} | declared["declared"]
         name = job.custom_id
         one = Finished(line, job.result, job.folder, name, run, revision, scores=scores)
-        yield _judged(one, verdicts.get(name)) if picks else one
+        if one.group in uncounted:
+            yield replace(one, is_accepted=False, reasons=(NOT_COUNTED,))
+        else:
+            yield _judged(one, verdicts.get(name)) if picks else one
 
 
 def _why_left_out(result: Entry, line: Entry) -> str:

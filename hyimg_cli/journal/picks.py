@@ -152,6 +152,22 @@ def read_choices(place: Path) -> dict[str, list[str]]:
     return {of: picked for of, picked in last.items() if of and isinstance(picked, list)}
 
 
+def uncounted_choices(place: Path, picks: Mapping[str, Line]) -> set[str]:
+    """Return the lines of the manifest with a choice that `read_picks(place)` does not show.
+
+    For example, a file that the report page saved was copied into the run's folder.
+    """
+    choices, found = read_choices(place), set[str]()
+    for of, names in choices.items():
+        line = picks.get(of, {})
+        entries = (*line.get("ranking", ()), *line.get("rejected", ()))
+        known = {str(one.get("custom_id")) for one in entries}
+        if line.get("chosen_by") != "person" or {*line["picked"]} != {*names} & known:
+            found.add(of)
+    by_person = {of for of, line in picks.items() if line.get("chosen_by") == "person"}
+    return found | (by_person - choices.keys() if beside(place, CHOICES).exists() else set())
+
+
 class ScoresFile:
     """scores.jsonl. Reading needs no lock; appending needs `with`, which takes a separate lock."""
 

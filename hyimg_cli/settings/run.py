@@ -183,7 +183,7 @@ class ModelChoice:
     )
     quantization: Quantization = _each_model(
         "none",
-        "Quantize experts, or a diffusers transformer.",
+        "Quantize the weights.",
         is_basic=True,
         pixels=InKey("experts", of_videos="transformer"),
     )
@@ -288,9 +288,7 @@ class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions):
 class Outside(o.KeepOutside):
     """Whether and how an edit keeps its source outside."""
 
-    keep_outside: bool = o.outside_option(
-        False, "Keep the source's size and every pixel outside the edit."
-    )
+    keep_outside: bool = o.outside_option(False, "Keep all pixels outside the edit.", is_basic=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,8 +109,8 @@ class JobOptions:
         "model of two transformers. Needs peft.",
         only="latents",
     )
-    seed: Seed = sampling_option(None, "Seed for jobs without their own.", is_basic=True)
-    negative_prompt: str = _of_job("", "What the result should not show.", panel=VIDEO)
+    seed: Seed = sampling_option(None, "Seed of jobs without one.", is_basic=True)
+    negative_prompt: str = sampling_option("", "What the result should not show.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from hyimg_cli.cli.help import LongCommand
 from hyimg_cli.settings.table import SETTINGS
 
 # Lines of a terminal that is 80 columns wide.
-SCREEN = 48
+SCREEN = 50
 
 
 def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -101,6 +101,29 @@ def test_a_person_and_a_stale_pick(export: Export, tmp_path: Path) -> None:
     assert rejected["line3-2"] == ["not in the last pick: run hyimg pick again"]
 
 
+def test_a_choice_that_no_pick_has_counted_is_not_exported_as_the_rules_pick(
+    export: Export, run_cli: Any, tmp_path: Path
+) -> None:
+    """The page's file was copied into the run: its lines wait for hyimg pick."""
+    run = candidates(tmp_path / "out", lines=3)
+    lines = list(map(json.loads, (run / "picks.jsonl").read_text().splitlines()))
+    lines[1] |= {"picked": ["line1-0"], "chosen_by": "person"}
+    write_lines(run / "picks.jsonl", lines)
+    choices = {"line0": ["line0-0"], "line1": ["line1-0"], "line2": None}
+    saved = [{"candidate_of": of, "picked": picked} for of, picked in choices.items()]
+    write_lines(run / "choices.jsonl", saved)
+    export(run, "-o", "data")
+    assert rows_of(tmp_path / "data").keys() == {"line1-0", "line2-2"}
+    why = "a choice was made after the last pick: run hyimg pick again"
+    assert rejected_in(tmp_path / "data")["line0-0"] == [why]
+    (run / "picks.jsonl").unlink()
+    info = export(run, "-o", "unpicked")
+    assert info["rejected"] == {why.partition(":")[0]: 8}
+    assert run_cli("pick", run).code in (0, 1)
+    export(run, "-o", "counted")
+    assert {"line0-0", "line1-0"} <= rows_of(tmp_path / "counted").keys()
+
+
 def test_damaged_picks_are_named(run_cli: Any, tmp_path: Path) -> None:
     run = candidates(tmp_path / "out", lines=1)
     write_lines(run / "picks.jsonl", [{"candidate_of": "line0", "ranking": [{"rank": "first"}]}])

@@ -94,10 +94,11 @@ class Bench:
         configs = [self._config(variant) for variant in scenario.variants]
         pictures = [job for job in at_main[0] if isinstance(job, ImageJob)]
         self.left = self._estimate(at_main)
-        is_lossy = scenario.least_psnr is not None
+        # A variant that skips steps must be nearer than as many full steps alone.
+        skips = "step_cache" in scenario.variants[0].settings
         every, control = scenario.labels, (scenario.labels[0], scenario.main_steps)
         in_turn = [(one, n) for n in scenario.steps for one in every * (scenario.repeats + 1)]
-        fewer_steps = [(every[-1], n) for n in scenario.steps] if is_lossy else []
+        fewer_steps = [(every[-1], n) for n in scenario.steps] if skips else []
         self.left.ahead = [*([control] if pictures else ()), *in_turn, *fewer_steps, control]
         what = f"{len(configs)} variants, {counted(len(jobs[0]), 'job')}, "
         what += f"{', '.join(map(str, scenario.steps))} steps"
@@ -109,7 +110,7 @@ class Bench:
                 run = runs_of(one.lifetime, config, texts, self.load, keeps_kv=one.keeps_kv)
                 runs.append(opened.enter_context(run))
             timed = {steps: self._time_in_turn(runs, jobs, steps) for steps in scenario.steps}
-            rivals = self._rivals(runs[-1], jobs[-1], timed) if is_lossy else {}
+            rivals = self._rivals(runs[-1], jobs[-1], timed) if skips else {}
         main = timed.get(scenario.main_steps, timed[scenario.steps[-1]])
         self.tell(f"control: other seed; {self.left}")
         reseeded = [replace(job, seed=(job.seed + 1) % 2**32) for job in at_main[0]]

@@ -287,7 +287,8 @@ def _in_words(name: VerdictName, found: Comparison) -> str:
         share = 1 - min(min(row.values("equal_share")) for row in rows)
         return f"at most {share:.2%} of a picture's values are off, by {most} level"
     if name == "as declared":
-        rivals = ", ".join(f"{row.psnr:.1f} dB for {row.name}" for row in found.rivals.values())
+        others = [*found.rivals.values()] or [found.other_seed]
+        rivals = ", ".join(f"{row.psnr:.1f} dB for {row.name}" for row in others)
         return f"{found.worst.psnr:.1f} dB or more, where {rivals}: a lossy variant"
     floor = found.floors[1].psnr
     return f"{found.worst.psnr:.1f} dB, where a variant reaches {floor:.1f} dB against itself"

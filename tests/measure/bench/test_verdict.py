@@ -97,6 +97,18 @@ def test_a_declared_loss_is_held_against_what_it_must_beat(
     assert why in found.reasons[0]
 
 
+def test_a_declared_loss_without_skipped_steps_is_held_against_another_seed() -> None:
+    found = replace(
+        CLEAN,
+        scenario=replace(SCENARIO, least_psnr=30.0),
+        pairs={8: pair({**APART, "psnr": 45.0})},
+        other_seed=replace(pair({**APART, "psnr": 28.0}), name="another seed"),
+        rivals={},
+    ).verdict
+    assert found.name == "as declared"
+    assert found.reasons[0].startswith("45.0 dB or more, where 28.0 dB for another seed: a lossy")
+
+
 def test_a_loss_that_was_not_declared_is_none() -> None:
     rivals = {8: pair({**APART, "psnr": 20.0})}
     assert replace(CLEAN, pairs={8: pair(APART)}, rivals=rivals).verdict.name == "differs"
