@@ -36,6 +36,7 @@ from hyimg_cli.journal.journal_file import outcomes_in, whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
 from hyimg_cli.models.registry import TOYS
+from hyimg_cli.report.current import is_current, keep_state
 from hyimg_cli.report.page import render
 from hyimg_cli.report.picks import awaits_picks, other_run, shown_picks
 from hyimg_cli.report.records import Entry, Pictures, Record, record
@@ -177,11 +178,19 @@ class Follower:
         self._at_work = self._thread.submit(self._refresh, left_s)
 
     def close(self) -> bool:
-        """Write the final page; return True if it changed. Raises as `RunPage` does."""
+        """Write the final page; return True if it changed. Raises as `RunPage` does.
+
+        If the run had nothing to do, and nothing has changed since the last page, it is not made
+        again.
+        """
         self._thread.shutdown()
+        if self._at_work is None and is_current(self._folder):
+            return False
         # Start again from an empty state, to notice changes in the pictures.
         self._page = None
         changed = self._refresh(max(0.0, self._allowed_s), is_running=False)
+        if self._page is not None and not self._page.is_waiting:
+            keep_state(self._folder)
         took_s = time.perf_counter() - self._began
         logger.info("the page took %.2f s of the run's %.1f s", self._spent_s, took_s)
         return changed

@@ -2,10 +2,12 @@
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from report.folders import asked, done, write_run
 from report.test_run_page import index, large, records
 
@@ -119,3 +121,65 @@ def test_what_failed_on_the_way_is_made_good_at_the_end(tmp_path: Path) -> None:
     page.look(DONE)
     assert page.close()
     assert [one["id"] for one in records(out)] == ["a"]
+
+
+def _page_times(out: Path) -> dict[str, int]:
+    pages = [out / "report.html", *(out / "report").glob("*.js")]
+    return {path.name: path.stat().st_mtime_ns for path in pages}
+
+
+def _finished(out: Path) -> Path:
+    """A run whose page is written; its small picture is shown as it is."""
+    write_run(out, [done("a")], [asked("a")])
+    Image.new("RGB", (8, 8)).save(out / "outputs" / "a.png")
+    Follower(out).close()
+    return out
+
+
+def _append(path: Path) -> None:
+    path.write_text(path.read_text() + json.dumps(done("b")) + "\n")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "result": lambda out: _append(out / "results.jsonl"),
+    "result of a shard": lambda out: (out / "results-0001.jsonl").write_text(""),
+    "settings": lambda out: (out / "run.json").write_text("{}"),
+    "job": lambda out: (out / "manifest.resolved.jsonl").write_text(json.dumps(asked("c")) + "\n"),
+    "page": lambda out: (out / "report.html").unlink(),
+    "data": lambda out: (out / "report" / "data-0001.js").write_text("damaged"),
+    "output": lambda out: (out / "outputs" / "a.png").unlink(),
+    "thumbnails": lambda out: (out / "report" / "thumbs").mkdir(),
+    "drafts": lambda out: _finished(out / "drafts"),
+    "state": lambda out: (out / "report" / "state").write_bytes(b"\xff"),
+    "no state": lambda out: (out / "report" / "state").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_a_page_is_made_again_if_what_it_shows_has_changed(
+    tmp_path: Path, change: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run without any work left, which may have written its jobs and settings again."""
+    out = _finished(tmp_path / "out")
+    before = _page_times(out)
+    for name in ("results.jsonl", "manifest.resolved.jsonl"):
+        (out / name).touch()
+    if change is not None:
+        CHANGES[change](out)
+    caplog.clear()
+    caplog.set_level("INFO")
+    changed = Follower(out).close()
+    assert ("the page took" in caplog.text) == (change is not None)
+    if change is None:
+        assert not changed
+        assert _page_times(out) == before
+    # The next one is current again.
+    assert not Follower(out).close()
+
+
+def test_a_damaged_small_picture_is_named_when_the_page_is_made(tmp_path: Path) -> None:
+    out = _finished(tmp_path / "out")
+    (out / "outputs" / "a.png").write_bytes(b"damaged")
+    _append(out / "results.jsonl")
+    assert Follower(out).close()
+    assert "gone" in records(out)[0]["outputs"][0]
