@@ -15,6 +15,7 @@ starts from these medians and continues with its own moving mean. This module do
 """
 
 import json
+import math
 import re
 import statistics
 import time
@@ -153,6 +154,8 @@ class Eta:
             self._stages[model, name].expect(self._earlier[model].get(name))
         self._at_work: dict[str, _JobAtWork] = {}
         self._made: set[str] = set()
+        # By model: the longest time between two events of its jobs.
+        self._slowest_s: dict[str, float] = {}
         # Text lengths by model and bot task: number of texts, and their total number of tokens.
         self._texts: dict[tuple[str, str], tuple[int, int]] = {}
         self._model = next(iter(models), "")
@@ -183,13 +186,25 @@ class Eta:
         total, waited = sum(self.stages_s.values()), self._clock() - self._last
         if self.unknown or waited > total + _PATIENCE_S:
             return None
-        # Counts down between two events, but never to zero while work remains.
-        return max(total - waited, 0.1 * total)
+        # Counts down until the next event, but never to zero while work remains. A step that takes
+        # longer than any before does none of the work that follows it.
+        return max(total - min(waited, self._step_s), 0.1 * total)
+
+    @property
+    def _step_s(self) -> float:
+        """Seconds to the next event at most: of the load, or of the slowest step so far."""
+        load = self._stages[self._model, "load"]
+        if load.left:
+            return math.inf if load.left_s is None else load.left_s
+        return self._slowest_s.get(self._model, math.inf)
 
     def add(self, event: events.Event) -> None:
         """Count an event."""
         now = self._clock()
         passed, self._last = now - self._last, now
+        if not self._stages[self._model, "load"].left:
+            before = self._slowest_s.get(self._model, 0.0)
+            self._slowest_s[self._model] = max(before, passed)
         match event:
             case events.JobStarted():
                 self._move(event.custom_id, "decode", passed, _WHOLE)

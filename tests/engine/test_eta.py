@@ -1,7 +1,7 @@
 """How long a plan takes and a run has left: against a fake clock, by what earlier runs kept."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,9 +155,32 @@ def test_between_events_it_counts_down_until_nobody_can_know(job: ImageJob) -> N
     assert before is not None
     assert now == pytest.approx(before - 20)
     run.now += before - 20
-    assert left.left_s == pytest.approx(0.1 * before), "something is still awaited"
+    assert left.left_s == pytest.approx(before - LOAD), "all jobs are still awaited"
     run.now += 10_000
     assert left.left_s is None, "it takes longer than all of it should"
+
+
+@pytest.mark.parametrize("together", [1, 4])
+@pytest.mark.parametrize("stalls_at", [is_done, lambda event: isinstance(event, Progress)])
+def test_a_step_that_stalls_does_no_later_work(
+    job: ImageJob, together: int, stalls_at: Callable[[Event], bool]
+) -> None:
+    """A store that answers late, for one: the time is lost, and the same work is left."""
+    run = Run(job, 8, together)
+    left, moments = run.eta([run.rates()]), run.moments()
+    for place, (seconds, event) in enumerate(moments):
+        run.now += seconds
+        left.add(event)
+        # In the middle of the run.
+        if place > len(moments) // 2 and stalls_at(event):
+            break
+    before = left.left_s
+    assert before is not None
+    run.now += before
+    assert left.left_s is not None
+    assert left.left_s >= before - max(STEP, TOKEN, FINISH)
+    run.now += 1000
+    assert left.left_s is None
 
 
 def test_a_failed_job_leaves_no_work_and_one_tried_again_has_all_of_it(job: ImageJob) -> None:
