@@ -10,7 +10,7 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import PART, LayersFollower
-from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
+from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture, Prefill
 from hyimg_cli.parallel.ranks import Rank
 from hyimg_cli.spec.job import ImageJob
 
@@ -35,7 +35,7 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
     with tree.pinned(tree.match("", segments)) as prefix:
         for payload in prefix.payloads:
             buffer.extend(payload)
-    hidden_M = model.prefill(opening.layout, ids, [], buffer, len(ids))
+    hidden_M = model.prefill([Prefill(opening.layout, ids, [], buffer, len(ids))])[0]
     tree.insert("", segments, buffer.cut)
     context = Context(list(ids), buffer, hidden_M)
     seen = [model.text_logits([context])]
@@ -52,10 +52,10 @@ def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
     rows = (layout.ids, layout.unconditional_ids)
     common = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
     first = model.new_buffer(len(layout.ids))
-    model.prefill(layout, layout.ids, [], first, layout.live_start)
+    model.prefill([Prefill(layout, layout.ids, [], first, layout.live_start)])
     second = model.new_buffer(len(layout.ids))
     second.take(first, common)
-    model.prefill(layout, layout.unconditional_ids, [], second, layout.live_start)
+    model.prefill([Prefill(layout, layout.unconditional_ids, [], second, layout.live_start)])
     branches = [model.branch(layout, buffer) for buffer in (first, second)]
     latents = model.initial_latents(bucket, job.seed)
     velocities = []

@@ -81,7 +81,10 @@ class ToyModel(DecoderModel):
         kind = {"kv_heads": 1, "head_dim": WIDTH, "dtype": torch.float32}
         return Buffer(capacity=capacity, devices=self.layer_devices, **kind)
 
-    def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Any, stop: int) -> Any:
+    def prefill(self, prefills: Any) -> list[torch.Tensor]:
+        return [self._state(one.ids, one.buffer, one.stop) for one in prefills]
+
+    def _state(self, ids: Any, buffer: Any, stop: int) -> torch.Tensor:
         for id_ in ids[buffer.length : stop]:
             row_11D = self.table_VD[id_][None, None]
             buffer.write(0, buffer.length, row_11D * (1 + buffer.length / 7), row_11D)
@@ -93,7 +96,7 @@ class ToyModel(DecoderModel):
     def feed(self, runs: Any) -> None:
         for context, ids in runs:
             known = [*[0] * context.buffer.length, *map(int, ids)]
-            context.hidden_M = self.prefill(None, known, [], context.buffer, len(known))
+            context.hidden_M = self._state(known, context.buffer, len(known))
 
     def text_logits(self, contexts: Any) -> torch.Tensor:
         return torch.stack([self.table_VD @ context.hidden_M for context in contexts])

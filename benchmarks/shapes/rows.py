@@ -21,7 +21,7 @@ from hyimg_cli.models.common.spans import QuerySpan, query_spans
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, decode_graphs
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
-from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.models.protocols import LivePicture, Prefill
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import encoded_by
 from shapes import lengths, pictures
@@ -213,8 +213,8 @@ class Bench:
         buffer.withdraw(0)
         with torch.no_grad():
             return self.network.prefill(
-                layout, layout.ids, self._sources, buffer, layout.live_start
-            )
+                [Prefill(layout, layout.ids, self._sources, buffer, layout.live_start)]
+            )[0]
 
     def _source_rows(self) -> SourceRows:
         (block,) = self.load.layout.sources

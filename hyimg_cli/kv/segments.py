@@ -6,6 +6,7 @@ positions.
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -75,8 +76,26 @@ class ImageSegment:
         return _digest(f"image {self.digest} {self.grids}".encode(), self.ids)
 
 
+Segment: TypeAlias = TextSegment | ImageSegment
+
+
+def shares_more(
+    one: Sequence[Segment], other: Sequence[Segment], tokens: int, *, splits_text: bool
+) -> bool:
+    """True if two sequences share more than this many leading tokens, in whole segments or not."""
+    at = 0
+    for own, its in zip(one, other, strict=False):
+        if own == its:
+            at += own.length
+        elif splits_text and isinstance(own, TextSegment) and isinstance(its, TextSegment):
+            more = tokens + 1 - at
+            return more <= min(own.length, its.length) and own.ids[:more] == its.ids[:more]
+        else:
+            return False
+        if at > tokens:
+            return True
+    return False
+
+
 def _digest(what: bytes, ids: tuple[int, ...]) -> str:
     return of_bytes(what + b"\0" + array("q", ids).tobytes())[:_KEY_LENGTH]
-
-
-Segment: TypeAlias = TextSegment | ImageSegment

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
-from hyimg_cli.kv.segments import Segment, TextSegment
+from hyimg_cli.kv.segments import Segment, TextSegment, shares_more
 
 
 class Payload(Protocol):
@@ -90,6 +90,7 @@ class KVTree(Generic[P]):
         self._host = host
         self._roots: dict[str, _Root] = {}
         self._pinned: set[_Root] = set()
+        self._coming: list[tuple[str, Sequence[Segment]]] = []
         self._device_level: _Level[P] = _Level(budget_bytes)
         self._host_level: _Level[P] = _Level(host.budget_bytes if host else 0)
         self.matched_tokens = self.inserted_tokens = self.evicted_bytes = 0
@@ -151,6 +152,23 @@ class KVTree(Generic[P]):
             node, start = child, start + segment.length
             self.inserted_tokens += segment.length
         return Match(start, node)
+
+    @contextmanager
+    def expecting(self, scope: str, segments: Sequence[Segment]) -> Iterator[None]:
+        """Record until the block ends that `segments` are being computed, to be inserted."""
+        coming = scope, segments
+        self._coming.append(coming)
+        try:
+            yield
+        finally:
+            self._coming.remove(coming)
+
+    def expects(self, scope: str, segments: Sequence[Segment], tokens: int) -> bool:
+        """True if more than this many leading tokens of `segments` are being computed."""
+        return bool(self._device_level.budget_bytes) and any(
+            of == scope and shares_more(segments, coming, tokens, splits_text=self._splits_text)
+            for of, coming in self._coming
+        )
 
     def clear(self) -> None:
         """Drop everything that is not pinned; the counters stay."""

@@ -7,7 +7,7 @@ The model itself is `common.model.DecoderModel`. Facts known before weights are 
 # Legend: C channel, Y X latent rows and columns, M model width
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hyimg_cli.spec.card import Bucket
 
@@ -56,6 +56,23 @@ class TextPrompt:
     ids: Sequence[int]
     capacity: int
     layout: Any = None
+
+
+class Prefill(NamedTuple):
+    """The rows of `ids[:stop]` that a buffer lacks, at least one; `layout`: the family's own.
+
+    `sources`: encoded, or in a network their rows.
+    """
+
+    layout: Any
+    ids: Sequence[int]
+    sources: Sequence[Any]
+    buffer: "Buffer"
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.buffer.length
 
 
 @dataclass(frozen=True)

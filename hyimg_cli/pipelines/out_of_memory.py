@@ -114,13 +114,14 @@ class MemoryPolicy:
         error: Exception,
         requests: Requests,
         *,
-        kind: SharedStage = "drawing",
+        kind: SharedStage | None = "drawing",
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
         """Decide the next attempt at `requests` that have failed together, and free memory for it.
 
-        `company`: the requests that use the memory; `can_wait`: other requests will free some.
+        `kind`: the stage in which fewer work together from now on, if memory was short. `company`:
+        the requests that use the memory; `can_wait`: other requests will free some.
         """
         is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
         if is_short and company:
@@ -131,7 +132,7 @@ class MemoryPolicy:
             remedy = Remedy.SPLIT
             what = "out of memory" if is_short else repr(error)
             self.note(requests, f"a batch of {count} failed ({what}); continued in halves")
-            if is_short:
+            if is_short and kind is not None:
                 self.limit(kind, count // 2)
         elif is_short and requests[0] not in self._dropped_for:
             remedy = Remedy.RETRY
@@ -147,6 +148,10 @@ class MemoryPolicy:
         if is_short:
             torch.cuda.empty_cache()
         return remedy
+
+    def was_short_for(self, request: Request[Any]) -> bool:
+        """True if a request alone ran out of memory, and has not waited for others since."""
+        return request in self._dropped_for
 
     def limit(self, kind: SharedStage, count: int) -> None:
         """Let at most `count` jobs work together from now on."""

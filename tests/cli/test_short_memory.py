@@ -84,7 +84,9 @@ def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
     with monkeypatch.context() as patch:
         _refuse_more_than(patch, "feed", 3, refused)
         _refuse_more_than(patch, "velocities", 1, refused)
-        _refuse_first(patch, ImageStages, "prefill", {"again": 1}, refused)
+        _refuse_more_than(patch, "prefill", 2, refused)
+        # Alone it fails the third time: first in a batch of four, then of two.
+        _refuse_first(patch, ImageStages, "prefill", {"again": 3}, refused)
         _refuse_first(patch, ImageStages, "build_branches", {"again": 1}, refused)
         _refuse_first(patch, ImageStages, "decode", {"later": 2, "lost": 99}, refused)
         ran = run_cli("generate", manifest, "-o", "short", *FLAGS)
@@ -99,7 +101,8 @@ def test_pictures_go_on_in_less_memory_and_only_what_never_fits_is_lost(
     assert (
         "not enough memory to decode together with other jobs; decoded after them" in told["later"]
     )
-    assert {"feed", "velocities", "prefill again", "build_branches again"} < refused.keys()
+    met = {"feed", "velocities", "prefill", "prefill again", "build_branches again"}
+    assert met < refused.keys()
     assert "out of memory" in ran.err
     after = _lines(run_cli("generate", manifest, "-o", "short", "--retry-failed", *FLAGS))
     assert _files(after) == {"lost": plain["lost"]}

@@ -128,7 +128,7 @@ def studio_of(
         model=model,
         reuse=reuse,
         prefixes=Prefixes(KVTree(0) if tree is None else tree, "test"),
-        read=lambda path: (read_image(Path(path)), 0.0),
+        read_source=lambda path: (read_image(Path(path)), 0.0),
         encode=lambda image, scope="": (encoded_by(model, image), 0.0),
     )
 

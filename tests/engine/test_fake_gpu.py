@@ -22,6 +22,7 @@ from hyimg_cli.memory.footprint import Together, needs, working
 from hyimg_cli.models.hunyuan_image3 import card, row_chunks
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.vae import Vae
+from hyimg_cli.models.protocols import Prefill
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.settings.run import MachineInfo
 
@@ -111,7 +112,9 @@ def test_no_step_reads_from_the_gpu_or_waits_for_it(bench: Any) -> None:
         bench.decode_step(count, by_graphs=True)
     layout = bench.load.layout
     buffer = bench.network.new_buffer(layout.live_stop)
-    bench.network.prefill(layout, layout.ids, [bench._source()], buffer, layout.live_start)
+    bench.network.prefill(
+        [Prefill(layout, layout.ids, [bench._source()], buffer, layout.live_start)]
+    )
     assert not gpu.reads
     assert not gpu.waits
 

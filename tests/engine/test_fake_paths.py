@@ -18,6 +18,7 @@ from fake_gpu.device import fake_gpu
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
+from hyimg_cli.models.protocols import Prefill
 from hyimg_cli.pipelines.image import sources
 from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import ImageRequest
@@ -115,7 +116,7 @@ def _encoded_beside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     found, _ = kept.encode(image)
     layout = bench.load.layout
     buffer = bench.network.new_buffer(layout.live_stop)
-    bench.network.prefill(layout, layout.ids, [found.rows], buffer, layout.live_start)
+    bench.network.prefill([Prefill(layout, layout.ids, [found.rows], buffer, layout.live_start)])
     return bench.gpu.strays
 
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.errors import ReuseError
+from hyimg_cli.errors import JobError, ReuseError
 from hyimg_cli.kernels import ops
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import model, rope
-from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
+from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture, Prefill
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes
+from hyimg_cli.pipelines.image.prefill import prefill_together
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -107,7 +108,9 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     stop = layout.shared_length + ahead
     buffer = family.new_buffer(stop)
     with torch.no_grad():
-        family.network.prefill(layout, layout.ids, [e.rows for e in encoded], buffer, stop)
+        family.network.prefill(
+            [Prefill(layout, layout.ids, [e.rows for e in encoded], buffer, stop)]
+        )
     velocities, tokens = [], []
     for context in (Context(list(layout.ids[:stop]), buffer, None), Context([], None, None)):
         builder = BranchBuilder(
@@ -117,7 +120,8 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
             prefixes=Prefixes(KVTree(0), "test") if context.buffer else None,
             clock=PhaseClock(0.0, lambda: None),
         )
-        branches = builder.build(context)
+        ((_, branches),) = prefill_together(family, [builder.build(context)], stop)
+        assert not isinstance(branches, JobError)
         noise = family.initial_latents(bucket, 7)
         live = LivePicture(noise, FIRST, 3.0, branches[0])
         velocities += family.velocities([live])
@@ -177,7 +181,7 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
         ids = (*layout.ids[: layout.live_stop], *tail)
         buffer = family.new_buffer(len(ids) + 1)
-        family.prefill(layout, ids, [], buffer, layout.live_start)
+        family.prefill([Prefill(layout, ids, [], buffer, layout.live_start)])
         branch = family.branch(layout, buffer)
         noise = family.initial_latents(bucket, 1)
         velocities += family.velocities([LivePicture(noise, FIRST, 3.0, [branch])])
@@ -271,9 +275,9 @@ def _broken(name: str, original: Any) -> Any:
         if name == "rotate":
             return result * torch.linspace(0.5, 1.5, result.shape[-1])
         if name == "prefill":
-            buffer = arguments[4]
-            for values in buffer.values_HSD:
-                values *= 0.5
+            for one in arguments[1]:
+                for values in one.buffer.values_HSD:
+                    values *= 0.5
             return result
         return [part * 0.9 for part in result] if isinstance(result, list) else result * 0.9
 

@@ -24,7 +24,7 @@ from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
-from hyimg_cli.models.protocols import Encoded, LivePicture
+from hyimg_cli.models.protocols import Encoded, LivePicture, Prefill
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages
 from hyimg_cli.pipelines.image.admission import WholeBatches
@@ -84,9 +84,8 @@ class Bench:
             del pictures, call
         layout = self.load.layout
         buffer = self.network.new_buffer(layout.live_stop)
-        prefill = partial(
-            self.network.prefill, layout, layout.ids, [self._source()], buffer, layout.live_start
-        )
+        one = Prefill(layout, layout.ids, [self._source()], buffer, layout.live_start)
+        prefill = partial(self.network.prefill, [one])
         yield self._peak("prefill", rows.fixed + layout.live_start * rows.row, prefill)
         pixels = SIZE.height * SIZE.width
         whole, tile = (

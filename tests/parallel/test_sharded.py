@@ -14,7 +14,7 @@ from sharded_tasks import STEPS, drawn, forwards, held, numbers, written
 from short_tasks import short, short_here
 
 from hyimg_cli.diffusion.schedule import Schedule, Step
-from hyimg_cli.errors import RankError, UsageError
+from hyimg_cli.errors import JobError, RankError, UsageError
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import Host, KVTree
@@ -27,10 +27,11 @@ from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.sharded import Share
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture
+from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture, Prefill
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes
+from hyimg_cli.pipelines.image.prefill import prefill_together
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import Quantization
 from hyimg_cli.spec.job import ImageJob
@@ -255,12 +256,13 @@ def branches(
         ids, stop = list(opening.ids), len(opening.ids)
         context = Context(ids, model.new_buffer(opening.capacity), None)
         assert context.buffer is not None
-        model.prefill(opening.layout, ids, [], context.buffer, stop)
+        model.prefill([Prefill(opening.layout, ids, [], context.buffer, stop)])
     clock = PhaseClock(0.0, lambda: None)
     canvas = model.canvas(job, [], GeneratedText())
     prefixes = None if tree is None else Prefixes(tree, "test")
     builder = BranchBuilder(model, canvas, [], prefixes=prefixes, clock=clock)
-    built = builder.build(context)
+    ((_, built),) = prefill_together(model, [builder.build(context)], 1000)
+    assert not isinstance(built, JobError)
     noise, step = two_steps(model, job)[0]
     return model.velocities([LivePicture(noise, step, 3.0, built[0])])[0], built
 

@@ -14,6 +14,7 @@ from hyimg_cli.models.hunyuan_image3.vision import (
     vision_features,
     vision_inputs,
 )
+from hyimg_cli.models.protocols import Prefill
 
 pytestmark = pytest.mark.parity
 
@@ -33,7 +34,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
         rows = [_last_logits(network, layout, stop) for stop in range(1, len(ids) + 1)]
         case.close("logits", torch.stack(rows)[None])
     buffer = network.new_buffer(len(ids) + 64)
-    hidden = network.prefill(layout, layout.ids, [], buffer, len(ids))
+    hidden = network.prefill([Prefill(layout, layout.ids, [], buffer, len(ids))])[0]
     if "greedy_tokens" in case:
         written, logits = [], []
         for _ in case["greedy_tokens"]:
@@ -54,7 +55,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
 
 
 def _last_logits(network: Any, layout: Layout, stop: int) -> torch.Tensor:
-    hidden = network.prefill(layout, layout.ids, [], network.new_buffer(stop), stop)
+    hidden = network.prefill([Prefill(layout, layout.ids, [], network.new_buffer(stop), stop)])[0]
     return network.text_logits(hidden[None])[0]
 
 

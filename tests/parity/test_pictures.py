@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import Layout
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.models.protocols import LivePicture, Prefill
 
 pytestmark = pytest.mark.parity
 
@@ -52,7 +52,9 @@ class Scene:
 
     def _branch(self, ids: Any, buffer: Any) -> Branch:
         assert self.layout.target is not None
-        self.network.prefill(self.layout, ids, self.sources, buffer, self.layout.target.live_start)
+        self.network.prefill(
+            [Prefill(self.layout, ids, self.sources, buffer, self.layout.target.live_start)]
+        )
         return self.network.branch(self.layout, buffer)
 
     def velocity(self, latents: Tensor, step: Step, branches: list[Branch]) -> Tensor:
@@ -252,7 +254,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     shared = int(case["neg_shared_prefix_len"])
     assert (layout.target.ratio, layout.shared_length) == (reusable, shared)
     context = network.new_buffer(len(layout.ids))
-    hidden = network.prefill(layout, layout.ids, scene.sources, context, start)
+    hidden = network.prefill([Prefill(layout, layout.ids, scene.sources, context, start)])[0]
     rows = [hidden]
     for id_ in layout.ids[start:reusable]:
         rows.append(network.feed([([id_], context)])[0])
@@ -269,7 +271,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     for ids, prefix in ((layout.ids, reusable), (layout.unconditional_ids, shared)):
         buffer = network.new_buffer(len(ids))
         buffer.take(context, prefix)
-        network.prefill(layout, ids, scene.sources, buffer, layout.target.live_start)
+        network.prefill([Prefill(layout, ids, scene.sources, buffer, layout.target.live_start)])
         branches.append(network.branch(layout, buffer))
     _close_run(scene, branches, case["initial_latents"])
 

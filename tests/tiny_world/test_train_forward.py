@@ -18,7 +18,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
-from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.models.protocols import LivePicture, Prefill
 
 SOURCE = Scene("star", "yellow", "purple", "left", "small")
 COPIES = 3
@@ -59,7 +59,7 @@ def _product(
         inputs = vision_inputs(pixels, network.arch.vision)
         sources = [network.encode_source(source_1CYX, inputs)]
     buffer = network.new_buffer(len(row.ids))
-    hidden_M = network.prefill(row.layout, row.ids, sources, buffer, row.prefix)
+    hidden_M = network.prefill([Prefill(row.layout, row.ids, sources, buffer, row.prefix)])[0]
     branch = network.branch(row.layout, buffer)
     velocities = [
         network.velocity([LivePicture(latents_CYX, step(timestep.item()), 0.0, [branch])])[0][0]

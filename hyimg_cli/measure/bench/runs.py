@@ -33,7 +33,7 @@ from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, 
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import Context, LivePicture
+from hyimg_cli.models.protocols import Context, LivePicture, Prefill
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, JobEnded, Outcome
@@ -206,9 +206,9 @@ class Uncached(_Wrapped):
 
     _prefixes: WeakKeyDictionary[Buffer, Any] = field(default_factory=WeakKeyDictionary)
 
-    def prefill(self, layout: Any, ids: Any, sources: Any, buffer: Buffer, stop: int) -> Any:
-        self._prefixes[buffer] = ids, sources, stop
-        return self._inner.prefill(layout, ids, sources, buffer, stop)
+    def prefill(self, prefills: Sequence[Prefill]) -> Any:
+        self._prefixes |= {one.buffer: (one.ids, one.sources, one.stop) for one in prefills}
+        return self._inner.prefill(prefills)
 
     def branch(self, layout: Any, buffer: Buffer) -> Callable[[], Any]:
         """Return a function that makes the branch of one denoise step."""
@@ -219,7 +219,7 @@ class Uncached(_Wrapped):
         def of_one_step() -> Any:
             own = first.pop() if first else self._inner.new_buffer(capacity)
             if own.length < stop:
-                self._inner.prefill(layout, ids, sources, own, stop)
+                self._inner.prefill([Prefill(layout, ids, sources, own, stop)])
             return self._inner.branch(layout, own)
 
         return of_one_step

@@ -27,7 +27,7 @@ from hyimg_cli.models.common.attention import appended_spans, commit_rows
 from hyimg_cli.models.common.layers import TimestepEmbedder, VitEncoder, embed
 from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import Grid, QuerySpan
-from hyimg_cli.models.protocols import Context, LivePicture
+from hyimg_cli.models.protocols import Context, LivePicture, Prefill
 
 _IMAGES = ("vae", "vit", "noise")
 
@@ -153,15 +153,14 @@ class BagelNetwork(nn.Module):
         rows: Tensor = self.vae2llm(rows_NP) + self.time_embedder(level_1)
         return rows + self.latent_pos_embed(grid)
 
-    def prefill(
-        self,
-        layout: BlockLayout,
-        ids: Sequence[int],
-        sources: Sequence[ImageRows],
-        buffer: Buffer,
-        stop: int,
-    ) -> Tensor:
-        """Complete the buffer's prefix up to `stop`; return the last token's state [M]."""
+    def prefill(self, prefills: Sequence[Prefill]) -> list[Tensor]:
+        """Complete the buffers' prefixes in one forward; return each last token's state [M]."""
+        rows, blocks = zip(*map(self._entering, prefills), strict=True)
+        return commit_rows(blocks, self.decoder(torch.cat(rows), blocks))
+
+    def _entering(self, prefill: Prefill) -> tuple[Tensor, NewTokens]:
+        """Return the rows of a prefill, and their query block."""
+        layout, ids, sources, buffer, stop = prefill
         start = buffer.length
         x_TM = embed(self.decoder.embed_tokens, [max(0, id_) for id_ in ids[start:stop]])
         is_gen = [False] * (stop - start)
@@ -172,9 +171,7 @@ class BagelNetwork(nn.Module):
                 x_TM[inside] = rows.vae_NM if block.kind == "vae" else rows.vit_NM
                 is_gen[inside] = [block.kind == "vae"] * block.grid.cells
         spans, positions = layout.spans(start, stop), layout.positions(start, stop)
-        hidden_TM = self.decoder(x_TM, [NewTokens(buffer, spans, positions, is_gen)])
-        buffer.commit(stop)
-        return hidden_TM[-1]
+        return x_TM, NewTokens(buffer, spans, positions, is_gen)
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
         """Append text to each context in one forward; return each run's last state [M]."""

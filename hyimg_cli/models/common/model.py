@@ -24,6 +24,7 @@ from hyimg_cli.models.protocols import (
     Encoded,
     GeneratedText,
     LivePicture,
+    Prefill,
     TextPrompt,
     TextScript,
 )
@@ -157,22 +158,15 @@ class DecoderModel(Protocol):
         return self.new_buffer(capacity)
 
     @torch.no_grad()
-    def prefill(
-        self, layout: Any, ids: Sequence[int], sources: Sequence[Encoded], buffer: Buffer, stop: int
-    ) -> Tensor:
-        """Complete the buffer's prefix up to `stop`; return the last row's hidden state [M]."""
-        rows = [source.rows for source in sources]
-        hidden_M: Tensor = self.network.prefill(layout, ids, rows, buffer, stop)
-        return hidden_M
+    def prefill(self, prefills: Sequence[Prefill]) -> list[Tensor]:
+        """Complete the buffers' prefixes in one forward; return each last row's state [M]."""
+        states: list[Tensor] = self.network.prefill([rows_of(one) for one in prefills])
+        return states
 
-    def prefill_branches(
-        self, prefills: Sequence[tuple[Any, Sequence[int], Sequence[Encoded], Buffer, int]]
-    ) -> None:
-        """Call `prefill` with each of the arguments, all at once, on the ranks that have the
-        buffers.
-        """
-        for arguments in prefills:
-            self.prefill(*arguments)
+    @torch.no_grad()
+    def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
+        """Complete the prefixes of branches, on the ranks that have the buffers."""
+        self.prefill([one for one in prefills if one.rows])
 
     def branch(self, layout: Any, buffer: Buffer) -> Any:
         """Return a branch ready to denoise."""
@@ -189,6 +183,11 @@ def buffer_of(context: Context) -> Buffer:
     """Return the K/V of a context that has tokens."""
     assert context.buffer is not None, "an empty context has no text stage"
     return context.buffer
+
+
+def rows_of(prefill: Prefill) -> Prefill:
+    """Return the same with the rows of its sources, as a network takes it."""
+    return prefill._replace(sources=[source.rows for source in prefill.sources])
 
 
 def shapes_of(sources: Sequence[Encoded]) -> list[Any]:

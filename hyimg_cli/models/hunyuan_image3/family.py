@@ -20,7 +20,7 @@ from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.media.images import cut_off, fit_cover, stretch
-from hyimg_cli.models.common.model import DecoderModel, buffer_of, shapes_of
+from hyimg_cli.models.common.model import DecoderModel, buffer_of, rows_of, shapes_of
 from hyimg_cli.models.hunyuan_image3.graphs import (
     DecodeGraphs,
     decode_graphs,
@@ -30,7 +30,7 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.record import Prompter
-from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
+from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes, load, offload_experts
@@ -41,6 +41,7 @@ from hyimg_cli.models.protocols import (
     Encoded,
     GeneratedText,
     LivePicture,
+    Prefill,
 )
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.parallel.ranks import RankPool
@@ -242,15 +243,8 @@ class HunyuanImage3(DecoderModel):
         return self.network.new_buffer(capacity, number % self.branch_sets)
 
     @torch.no_grad()
-    def prefill_branches(
-        self, prefills: Sequence[tuple[Layout, Sequence[int], Sequence[Encoded], Buffer, int]]
-    ) -> None:
-        self.network.prefill_branches(
-            [
-                (layout, ids, [source.rows for source in sources], buffer, stop)
-                for layout, ids, sources, buffer, stop in prefills
-            ]
-        )
+    def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
+        self.network.prefill_branches([rows_of(one) for one in prefills if one.rows])
 
     def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
         return Track(

@@ -28,7 +28,7 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, TargetBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, VisionTower, vision_features
-from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.models.protocols import LivePicture, Prefill
 
 _NORM_GROUPS = 32
 
@@ -40,11 +40,6 @@ class SourceRows:
     timestep_M: Tensor
     vae_SM: Tensor
     vit_SM: Tensor
-
-
-# A layout, its conditional or unconditional ids, its sources' rows, the K/V buffer, and where to
-# stop.
-Prefill = tuple[Layout, Sequence[int], Sequence[SourceRows], Buffer, int]
 
 
 @dataclass(frozen=True)
@@ -97,37 +92,28 @@ class HunyuanImage3ForCausalMM(nn.Module):
             vit_SM=aligned_1SM[0],
         )
 
-    def prefill(
-        self,
-        layout: Layout,
-        ids: Sequence[int],
-        sources: Sequence[SourceRows],
-        buffer: Buffer,
-        stop: int,
-    ) -> Tensor:
-        """Complete `buffer`'s prefix up to `stop`; return the last row's hidden state [M].
+    def prefill(self, prefills: Sequence[Prefill]) -> list[Tensor]:
+        """Complete the buffers' prefixes in one forward; return each last row's state [M].
 
-        `ids` are the layout's conditional or unconditional ids. Rows `[buffer.length, stop)`, at
-        least one, enter the transformer.
+        `ids` are a layout's conditional or unconditional ids.
         """
-        x_TM, rope_2TD, query_block = self._entering((layout, ids, sources, buffer, stop))
-        hidden_TM = self.model(x_TM, rope_2TD, [query_block])
-        buffer.commit(stop)
-        return hidden_TM[-1]
+        return self._prefilled(self.model, prefills)
 
     def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
         """Prefill several branches in one forward, shared out over ranks if there are any."""
-        lacking = [one for one in prefills if one[3].length < one[4]]
-        if not lacking:
-            return
-        rows, ropes, query_blocks = zip(*map(self._entering, lacking), strict=True)
-        self.model.branches(torch.cat(rows), torch.cat(ropes, dim=1), query_blocks)
-        for _, _, _, buffer, stop in lacking:
-            buffer.commit(stop)
+        if prefills:
+            self._prefilled(self.model.branches, prefills)
+
+    def _prefilled(
+        self, forward: Callable[..., Tensor], prefills: Sequence[Prefill]
+    ) -> list[Tensor]:
+        rows, ropes, blocks = zip(*map(self._entering, prefills), strict=True)
+        return commit_rows(blocks, forward(torch.cat(rows), torch.cat(ropes, dim=1), blocks))
 
     def _entering(self, prefill: Prefill) -> tuple[Tensor, Tensor, QueryBlock]:
         """Return the rows of a prefill, their positions, and their query block."""
-        layout, ids, sources, buffer, stop = prefill
+        layout, ids, _, buffer, stop = prefill
+        sources: Sequence[SourceRows] = prefill.sources
         start = buffer.length
         x_TM = embed(self.model.wte, ids[start:stop])
         for block, rows in zip(layout.sources, sources, strict=True):

@@ -28,14 +28,15 @@ ONLINE_PLACES, _ONLINE_PART = 2, 4
 class AtWork:
     """The requests of a batch, by stage.
 
-    `preempted`: begun, but without K/V now; they come before the waiting jobs. `undecoded`: waiting
-    for the memory that their decode needs. `is_full`: no memory to admit another request until some
-    have drawn.
+    `preempted`: begun, but without K/V now; they come before the waiting jobs. `beginning`: about
+    to be prefilled together. `undecoded`: waiting for the memory that their decode needs.
+    `is_full`: no memory to admit another request until some have drawn.
     """
 
     def __init__(self, memory: MemoryPolicy) -> None:
         self.memory = memory
         self.preempted: deque[ImageRequest] = deque()
+        self.beginning: list[ImageRequest] = []
         self.thinking: dict[DecodeRequest, ImageRequest] = {}
         self.ready: deque[ImageRequest] = deque()
         self.drawing: list[ImageRequest] = []
@@ -43,8 +44,8 @@ class AtWork:
         self.is_full = False
 
     def __iter__(self) -> Iterator[ImageRequest]:
-        parts = (self.preempted, self.thinking.values(), self.ready, self.drawing, self.undecoded)
-        return chain(*parts)
+        begun = (self.preempted, self.beginning, self.thinking.values())
+        return chain(*begun, self.ready, self.drawing, self.undecoded)
 
     @property
     def most(self) -> Together:
@@ -55,13 +56,23 @@ class AtWork:
         return self.memory.most
 
     @property
+    def to_think(self) -> list[ImageRequest]:
+        """Requests that think, or will once they are prefilled."""
+        return [*self.thinking.values(), *(one for one in self.beginning if one.writes_text)]
+
+    @property
+    def to_draw(self) -> list[ImageRequest]:
+        """Requests that are ready to draw, or will be once they are prefilled."""
+        return [*self.ready, *(one for one in self.beginning if not one.writes_text)]
+
+    @property
     def holds_memory(self) -> bool:
         return bool(self.thinking or self.ready or self.drawing)
 
     def remove(self, work: ImageRequest) -> None:
         """Remove a request, whatever its stage."""
         self.thinking = {of: one for of, one in self.thinking.items() if one is not work}
-        for place in (self.preempted, self.ready, self.drawing, self.undecoded):
+        for place in (self.preempted, self.beginning, self.ready, self.drawing, self.undecoded):
             if work in place:
                 place.remove(work)
 
@@ -102,7 +113,8 @@ class WholeBatches:
 
     def take(self, at: AtWork) -> ImageRequest | ImageJob | None:
         """Return the request or item that begins now, preempted ones first; None if none can."""
-        has_places = len(at.thinking) < at.most.thinking and len(at.ready) < at.most.drawing
+        thinks, draws = len(at.to_think), len(at.to_draw)
+        has_places = thinks < at.most.thinking and draws < at.most.drawing
         if not has_places or at.drawing or at.is_full or self._is_due(at):
             return None
         if at.preempted:
@@ -143,12 +155,13 @@ class WholeBatches:
 
     def _is_due(self, at: AtWork) -> bool:
         """True if a batch draws now: it is full, or nothing is left that could fill it."""
-        if not at.ready or len(at.ready) >= at.most.drawing:
-            return bool(at.ready)
+        ready = at.to_draw
+        if not ready or len(ready) >= at.most.drawing:
+            return bool(ready)
         following = at.preempted[0].job if at.preempted else next(iter(self._waiting), None)
         if following is None or at.is_full:
-            return not (at.thinking and at.ready[0].job.writes_text)
-        return following.writes_text and not at.ready[0].job.writes_text
+            return not (at.to_think and ready[0].job.writes_text)
+        return following.writes_text and not ready[0].job.writes_text
 
 
 class Served:
@@ -270,8 +283,8 @@ class Served:
         if self._has_begun or not self._batch_moves(at) or any(map(_is_batch, at.drawing)):
             return False
         most = self._most_of_batch(at)
-        thinking = sum(map(_is_batch, at.thinking.values()))
-        ready = sum(map(_is_batch, at.ready))
+        thinking = sum(map(_is_batch, at.to_think))
+        ready = sum(map(_is_batch, at.to_draw))
         return thinking < most.thinking and ready < most.drawing
 
     def _is_batch_due(self, at: AtWork) -> bool:
@@ -288,8 +301,9 @@ class Served:
         The limit is the number of requests that `WholeBatches` has while a batch draws and others
         wait.
         """
-        alive = len(at.thinking) + len(at.ready) + len(at.drawing)
-        has_places = alive < sum(at.most) - 1 and len(at.thinking) < at.most.thinking
+        thinking = len(at.to_think)
+        alive = thinking + len(at.to_draw) + len(at.drawing)
+        has_places = alive < sum(at.most) - 1 and thinking < at.most.thinking
         return has_places and not (at.is_full or at.undecoded)
 
     def _most_of_batch(self, at: AtWork) -> Together:

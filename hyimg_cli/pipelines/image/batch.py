@@ -16,15 +16,17 @@ the same text, one of them thinks and the others wait for it. If it fails, the n
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Drawing, denoise_step
+from hyimg_cli.errors import JobError
 from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import LivePicture
 from hyimg_cli.pipelines.image.admission import Admission, AtWork
+from hyimg_cli.pipelines.image.prefill import prefill_together
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, Read
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
@@ -93,7 +95,17 @@ class ContinuousBatch:
         """Give the free rows to waiting jobs."""
         at = self._at
         at.is_full = at.is_full and at.holds_memory
-        admission: Any = self._admission  # each admission has its own kind of item
+        while True:
+            yield from self._take()
+            if not at.beginning:
+                return
+            yield from self._begin([*at.beginning])
+
+    def _take(self) -> Events:
+        """Read the sources of the jobs that begin now; they are `beginning` then."""
+        at, admission = self._at, cast(Any, self._admission)  # each has its own kind of item
+        # Texts that the new jobs will leave, and jobs that will wait for one of them.
+        texts, waiting = set[Hashable](), []
         while (item := admission.take(at)) is not None:
             if isinstance(item, ImageRequest):
                 work = item
@@ -101,23 +113,69 @@ class ContinuousBatch:
                 if (text := admission.text_of(item)) in self._awaited:
                     self._awaited[text].append(item)
                     continue
+                if text in texts:
+                    waiting.append(item)
+                    continue
                 work = admission.begin(item)
                 work.text_key = text
                 yield work, JobStarted(work.job.custom_id)
                 yield work, Progress(work.job.custom_id, "prefill")
             requeue = self._requeue if at.holds_memory else None
-            yield from self.memory.attempt([work], self._prefill, self._lose, requeue=requeue)
+            yield from self.memory.attempt([work], self._read, self._lose, requeue=requeue)
+            if work in at.beginning and work.leaves_text:
+                texts.add(work.text_key)
+        admission.put_back(waiting)
 
-    def _prefill(self, work: ImageRequest) -> Events:
-        work.stages.prefill(work)
-        if work.decoding is None:
-            yield from self._make_ready(work)
-        else:
+    def _read(self, work: ImageRequest) -> Events:
+        work.stages.read(work)
+        self._at.beginning.append(work)
+        yield from ()
+
+    def _begin(self, works: Sequence[ImageRequest]) -> Events:
+        """Prefill requests together; in halves if that fails."""
+        at = self._at
+        if len(works) == 1 and at.is_full:  # another one waits for memory already
+            self._remove(works[0])
+            at.preempted.append(works[0].anew())
+        elif len(works) == 1:
+            requeue = self._requeue if at.holds_memory else None
+            yield from self.memory.attempt(works, self._prefill, self._lose, requeue=requeue)
+        elif works:
+            with Attempt() as tried:
+                yield from self._prefill(*works)
+            if tried.error is not None:
+                left = [work for work in works if work in at.beginning]
+                if len(left) > 1:
+                    self.memory.remedy(tried.error, left, kind=None)
+                half = len(left) // 2
+                for part in (left[:half], left[half:]):
+                    yield from self._begin(part)
+
+    def _prefill(self, *works: ImageRequest) -> Events:
+        prefills = [work.stages.prefill(work) for work in works]
+        for number, failure in prefill_together(self._model, prefills, self._most_rows(works)):
+            work = works[number]
+            if failure is not None:
+                yield from self._lose(work, failure)
+                continue
+            self._at.beginning.remove(work)
+            if work.decoding is None:
+                yield from self.memory.attempt([work], self._make_ready, self._lose)
+                continue
             yield work, Progress(work.job.custom_id, "think")
             work.clock.enter("think")
             self._at.thinking[work.decoding] = work
             if work.text_key is not None:
                 self._awaited.setdefault(work.text_key, [])
+
+    def _most_rows(self, works: Sequence[ImageRequest]) -> int:
+        """Return the most rows of a prefill: those of a full denoise step, which have memory.
+
+        A request for which memory was short gets a forward for each prefill.
+        """
+        if any(map(self.memory.was_short_for, works)):
+            return 0
+        return self._at.most.drawing * max(work.stages.step_rows(work.job) for work in works)
 
     def _requeue(self, work: ImageRequest) -> None:
         self._preempt(work, "prefill")
@@ -182,18 +240,33 @@ class ContinuousBatch:
         """Build branches for as many of `batch` as fit into memory; the others keep waiting."""
         at, joined = self._at, list[ImageRequest]()
         at.ready = deque(work for work in at.ready if work not in batch)
+        most = len(batch)
         while batch:
-            # Each request leaves the deque here: no context is held once its branches exist.
-            work = batch.popleft()
+            # Contexts are held until the branches that are built together exist. As branches take
+            # more memory, half of the rest has room for its own at the same time.
+            has_contexts = any(work.context.buffer is not None for work in batch)
+            count = min(most, -(-len(batch) // 2) if has_contexts else len(batch))
+            # Requests leave the deque here: no context is held once its branches exist.
+            left = [batch.popleft() for _ in range(count)]
             with Attempt() as tried:
-                work.stages.build_branches(work)
-                joined.append(work)
-                at.drawing.append(work)
+                for work, failure in self._built([*left]):
+                    left.remove(work)
+                    if failure is not None:
+                        yield work, work.as_lost(failure)
+                        continue
+                    joined.append(work)
+                    at.drawing.append(work)
             if tried.error is None:
                 continue
+            if len(left) > 1:
+                self.memory.remedy(tried.error, left, kind=None)
+                batch.extendleft(reversed(left))
+                most = len(left) // 2
+                continue
+            (work,) = left
             # A job that waits to draw may free its context; otherwise a thinking job may.
             others, can_wait = batch or at.ready, bool(batch or at.ready or at.thinking)
-            match self.memory.remedy(tried.error, [work], company=at.drawing, can_wait=can_wait):
+            match self.memory.remedy(tried.error, left, company=at.drawing, can_wait=can_wait):
                 case Remedy.SPLIT:
                     at.ready.extendleft(reversed([work, *batch]))
                     break
@@ -210,6 +283,14 @@ class ContinuousBatch:
                     yield work, work.as_lost(tried.error)
         for work in joined:
             yield work, Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
+
+    def _built(
+        self, works: Sequence[ImageRequest]
+    ) -> Iterator[tuple[ImageRequest, JobError | None]]:
+        """Build branches together; yield each request as it is done, with its error if any."""
+        builds = [work.stages.build_branches(work) for work in works]
+        for number, failure in prefill_together(self._model, builds, self._most_rows(works)):
+            yield works[number], failure
 
     def _denoise(self) -> Events:
         """Take a step of each picture that advances in this pass, grouped by size."""

@@ -14,7 +14,9 @@ depend on later tokens. Without an AR stage, the tree of other jobs' prefixes is
 Recomputing starts every branch from an empty buffer.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -24,8 +26,9 @@ from hyimg_cli.kv.buffer import Buffer, Slice
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import BranchSequence, Canvas, Context, Encoded
+from hyimg_cli.models.protocols import BranchSequence, Canvas, Context, Encoded, Prefill
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.image.prefill import Prefilling
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
 
@@ -56,6 +59,14 @@ class Prefixes:
                 buffer.extend(payload)
         return buffer.length
 
+    def are_coming(self, segments: Sequence[Segment], tokens: int) -> bool:
+        """True if another job computes more than this many leading tokens, to keep them."""
+        return self._tree.expects(self._scope, segments, tokens)
+
+    def computing(self, segments: Sequence[Segment]) -> AbstractContextManager[None]:
+        """Let other jobs wait for the segments until the block ends; then `keep` them."""
+        return self._tree.expecting(self._scope, segments)
+
     def keep(self, segments: Sequence[Segment], buffer: Buffer) -> None:
         """Hold the segments' K/V, copied from the buffer in which they were computed."""
         self._tree.insert(self._scope, segments, buffer.cut)
@@ -75,9 +86,7 @@ class PrefixSource:
 
     def shared_with(self, ids: Sequence[int], limit: int) -> int:
         """Return the number of leading tokens in common, at most `limit` and what is committed."""
-        most = min(len(self.ids), len(ids), self.buffer.length, limit)
-        pairs = zip(self.ids[:most], ids, strict=False)
-        return next((index for index, (a, b) in enumerate(pairs) if a != b), most)
+        return _in_common(self.ids[: self.buffer.length], ids[:limit])
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,11 @@ class _Started:
     shared: int
     prefixes: Prefixes | None
 
+    @property
+    def keeps(self) -> bool:
+        """True if the branch's prefix is kept for other jobs."""
+        return self.prefixes is not None and self.reused == 0
+
 
 @dataclass
 class BranchBuilder:
@@ -108,8 +122,11 @@ class BranchBuilder:
     prefixes: Prefixes | None
     clock: PhaseClock
     _known: list[PrefixSource] = field(default_factory=list)
+    _segments: dict[BranchSequence, list[Any]] = field(default_factory=dict)
 
-    def build(self, context: Context) -> tuple[tuple[Any, ...], tuple[BranchTokens, ...]]:
+    def build(
+        self, context: Context
+    ) -> Prefilling[tuple[tuple[Any, ...], tuple[BranchTokens, ...]]]:
         """Return the branches, the conditional one first, and what each was built from.
 
         The prefixes of the branches are complete up to the live rows. Branches with equal ids are
@@ -121,7 +138,7 @@ class BranchBuilder:
         if self.model.branch_sets > 1 and len(sequences) > 1:
             built = self._apart(sequences)
         else:
-            built = [self._branch(own) for own in sequences]
+            built = yield from self._together(sequences)
         return tuple(branch for branch, _ in built), tuple(tokens for _, tokens in built)
 
     def _apart(self, sequences: Sequence[BranchSequence]) -> list[tuple[Any, BranchTokens]]:
@@ -134,10 +151,7 @@ class BranchBuilder:
             started.append(self._started(own, prefixes, buffer))
         self.clock.enter("prefill")
         lacking = [one.own.live_start - one.buffer.length for one in started]
-        prefills = [
-            (one.own.layout, one.own.ids, self.sources, one.buffer, one.own.live_start)
-            for one in started
-        ]
+        prefills = [self._prefill(one) for one in started]
         self.model.prefill_branches(prefills)
         is_exact = self.prefixes is not None and self.model.layer_devices[0].type == "cpu"
         if is_exact and self._withdrawn(started, lacking):
@@ -162,32 +176,67 @@ class BranchBuilder:
                 is_any = True
         return is_any
 
-    def _branch(self, own: BranchSequence) -> tuple[Any, BranchTokens]:
-        model = self.model
-        self.clock.enter("kv_handoff")
-        started = self._started(own, self.prefixes)
-        self.clock.enter("prefill")
-        before = model.rows_seen
-        if started.buffer.length < own.live_start:
-            model.prefill(own.layout, own.ids, self.sources, started.buffer, own.live_start)
-        if self.prefixes is not None:
-            prefix = own.ids[: own.live_start]
-            self._known.append(PrefixSource(prefix, started.buffer, is_ar_stage=False))
-        return self._done(started, model.rows_seen - before)
+    def _together(
+        self, sequences: Sequence[BranchSequence]
+    ) -> Prefilling[list[tuple[Any, BranchTokens]]]:
+        """Build branches in as few rounds as their common prefixes allow."""
+        built: list[tuple[Any, BranchTokens]] = []
+        left = deque(sequences)
+        while left:
+            self.clock.enter("kv_handoff")
+            started: list[_Started] = []
+            while left and not self._must_wait(left[0], started):
+                started.append(self._started(left.popleft(), self.prefixes))
+            self.clock.enter("prefill")
+            rows = [one.own.live_start - one.buffer.length for one in started]
+            lacking = [one for one, missing in zip(started, rows, strict=True) if missing]
+            if lacking or not started:
+                with ExitStack() as coming:
+                    for one in lacking:
+                        if one.prefixes is not None and one.keeps:
+                            coming.enter_context(one.prefixes.computing(self._shareable(one.own)))
+                    yield [self._prefill(one) for one in lacking]
+            for one, missing in zip(started, rows, strict=True):
+                if self.prefixes is not None:
+                    prefix = one.own.ids[: one.own.live_start]
+                    self._known.append(PrefixSource(prefix, one.buffer, is_ar_stage=False))
+                built.append(self._done(one, missing))
+        return built
+
+    def _must_wait(self, own: BranchSequence, started: Sequence[_Started]) -> bool:
+        """True if a branch that is being computed, of this job or another, has more to share."""
+        if self.prefixes is None:
+            return False
+        known = max(self._shared_with_known(own), default=0)
+        for one in started:
+            shared = _in_common(one.own.ids[: one.own.live_start], own.ids[: own.live_start])
+            # A branch with the whole prefix may lend its memory, while the AR stage's is needed.
+            if shared > known or (shared == own.live_start and self.model.lends_prefixes):
+                return True
+        shareable, prefixes = self._shareable(own), self.prefixes
+        return prefixes.are_coming(shareable, known) and prefixes.are_coming(
+            shareable, prefixes.held(shareable)
+        )
+
+    def _prefill(self, one: _Started) -> Prefill:
+        return Prefill(one.own.layout, one.own.ids, self.sources, one.buffer, one.own.live_start)
 
     def _done(self, one: _Started, computed: int) -> tuple[Any, BranchTokens]:
         own = one.own
-        if one.prefixes is not None and one.reused == 0:
+        if one.prefixes is not None and one.keeps:
             one.prefixes.keep(self._shareable(own), one.buffer)
         branch = self.model.branch(own.layout, one.buffer)
         per_step = own.live_stop - own.live_start
         return branch, BranchTokens(one.reused, one.shared, computed, per_step)
 
+    def _shared_with_known(self, own: BranchSequence) -> list[int]:
+        return [source.shared_with(own.ids, own.live_start) for source in self._known]
+
     def _started(
         self, own: BranchSequence, prefixes: Prefixes | None, empty: Buffer | None = None
     ) -> _Started:
         """Return a buffer with the longest existing prefix, using `empty` if given."""
-        lengths = [source.shared_with(own.ids, own.live_start) for source in self._known]
+        lengths = self._shared_with_known(own)
         longest = max(lengths, default=0)
         if prefixes is not None:
             shareable = self._shareable(own)
@@ -209,8 +258,17 @@ class BranchBuilder:
 
     def _shareable(self, own: BranchSequence) -> list[Any]:
         """Return the prefix without its last token, as segments."""
-        stop = own.live_start - 1
-        return self.model.segments(own.layout, own.ids, self.sources, stop)
+        if own not in self._segments:
+            stop = own.live_start - 1
+            found = self.model.segments(own.layout, own.ids, self.sources, stop)
+            self._segments[own] = found
+        return self._segments[own]
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the number of leading tokens in common."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def reuse_of(

@@ -126,7 +126,7 @@ def _run(
     blank = replace(
         stages,
         prefixes=Prefixes(KVTree(0), "prewarm"),
-        read=lambda path: (images[path], 0.0),
+        read_source=lambda path: (images[path], 0.0),
         encode=lambda image: (encoded[image.digest], 0.0),
         texts=None,
         checkpoint_of=lambda work: None,

@@ -1,9 +1,10 @@
 """One picture from job to pixels, one call per stage.
 
-    prefill ─▶ text decoded ─▶ end_text ─▶ build_branches ─▶ all denoise steps ─▶ decode
+    read ─▶ prefill ─▶ text decoded ─▶ end_text ─▶ build_branches ─▶ all denoise steps ─▶ decode
 
-An `ImageRequest` goes through the stages and holds their results. `batch.py` runs decode steps and
-denoise steps for several jobs together. A stage raises JobError for a fault of its job alone.
+An `ImageRequest` goes through the stages and holds their results. `batch.py` runs prefills, decode
+steps and denoise steps for several jobs together. A stage raises JobError for a fault of its job
+alone.
 """
 
 import logging
@@ -18,14 +19,15 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Drawing, Track
-from hyimg_cli.errors import OutputError
+from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import Pixels, SourceImage, stretch
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText
+from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, Prefill
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
+from hyimg_cli.pipelines.image.prefill import Prefilling
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
 from hyimg_cli.pipelines.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.pipelines.queue import Ticket
@@ -49,6 +51,7 @@ class ImageRequest(Request[ImageJob]):
     `stages`: the stages of its scope. `ticket`: a server's ticket for it. `text_key`: equal for
     requests that would write or feed the same text. `decoding`: None if there is no text to write.
 
+    `writing`: the job as it was when it wrote its text, if that is replayed; else the job.
     `computed`, `shared`: rows of the prompt that were computed, and rows that other jobs had left.
     `prompt`: all but its last token, as other jobs may share it. `cached`: the text once it is
     complete. A text that was written before is set from the start; its rows are in the context and
@@ -69,13 +72,14 @@ class ImageRequest(Request[ImageJob]):
     text_key: Hashable | None = None
     sources: list[Encoded]
     source_sizes: tuple[Size, ...]
+    writing: ImageJob
     context: Context
     decoding: DecodeRequest | None = None
     computed: int
     shared: int
     prompt: list[Segment]
     cached: CachedText | None
-    reference: np.ndarray | None
+    reference: np.ndarray | None = None
     batch: dict[str, int]
     text: GeneratedText
     canvas: Canvas
@@ -84,6 +88,17 @@ class ImageRequest(Request[ImageJob]):
     track: Track
     drawing: Drawing
     pixels: Pixels | None = None
+
+    @property
+    def writes_text(self) -> bool:
+        """True if the job is going to write its text, as none is known."""
+        return self.job.writes_text and self.cached is None
+
+    @property
+    def leaves_text(self) -> bool:
+        """True if jobs with the same text will find it once this one has it."""
+        is_own = self.cached is not None and self.cached.writer == self.job.custom_id
+        return self.text_key is not None and (self.writes_text or is_own)
 
     @property
     def cot_from(self) -> str | None:
@@ -123,7 +138,7 @@ class ImageStages:
     model: DecoderModel
     reuse: ReuseConfig
     prefixes: Prefixes
-    read: ReadSource
+    read_source: ReadSource
     encode: EncodeSource
     texts: Texts | None = None
     draws: bool = True
@@ -140,16 +155,22 @@ class ImageStages:
         """Return the identity of a text that jobs may share; None if each writes its own."""
         return None if self.texts is None else text_identity(job, self.model.card)
 
-    def prefill(self, work: ImageRequest) -> None:
-        """Read and encode the sources once for both stages, and prefill the AR stage's prompt.
+    def step_rows(self, job: ImageJob) -> int:
+        """Return the rows of one of the job's denoise steps, as counted to fit it into memory."""
+        try:
+            shapes = [Size(1, 1)] * len(job.images)
+            tokens = self.model.prompter.count(job, shapes, 0)
+        except JobError:
+            return 0
+        return int(tokens.branches * tokens.step_rows)
 
-        A text that is known already is prefilled too. Nothing is if only the decode is left.
-        """
-        job, clock, model = work.job, work.clock, self.model
+    def read(self, work: ImageRequest) -> None:
+        """Read and encode the sources once for both stages; find the text if it is known."""
+        job, clock = work.job, work.clock
         clock.enter("read")
         images: list[SourceImage] = []
         for path in job.images:
-            image, overlapped_s = self.read(path)
+            image, overlapped_s = self.read_source(path)
             clock.overlapped_s["read"] += overlapped_s
             work.notes += image.notes
             images.append(image)
@@ -157,7 +178,7 @@ class ImageStages:
         work.checkpoint = self.checkpoint_of(work) if self.draws else None
         kept = work.kept = None if work.checkpoint is None else work.checkpoint.found()
         clock.enter("encode")
-        sources: list[Encoded] = []
+        work.sources = []
         for image in images:
             shown = image.stretched() if job.infer_align_image_size else image
             encoded, overlapped_s = self.encode(shown)
@@ -165,28 +186,28 @@ class ImageStages:
                 clock.overlapped_s["encode"] += overlapped_s
             work.notes += encoded.notes
             work.warnings += encoded.warnings
-            sources.append(encoded)
-        clock.enter("prefill")
-        before = model.rows_seen
-        writing, cached = self._replayed(job, sources) or (job, None)
+            work.sources.append(encoded)
+        work.writing, work.cached = self._replayed(job, work.sources) or (job, None)
         if kept is not None and kept.text is not None:
             work.first_step = kept.step
             work.warnings += kept.warnings
-            cached = cached or CachedText.of_record(kept.text)
+            work.cached = work.cached or CachedText.of_record(kept.text)
         identity = self.shared_text(job)
-        if cached is None and identity is not None and self.texts is not None:
-            cached = self.texts.find((self.scope, identity, work.sources_as_read))
-        draws = self.draws and not (kept is not None and kept.is_last)
-        found = self._context(writing, sources, cached, draws=draws)
-        work.context, work.prompt, work.shared = found
-        work.computed = model.rows_seen - before
-        is_writing = job.writes_text and cached is None and work.context.buffer is not None
-        work.decoding = DecodeRequest(job, model, work.context) if is_writing else None
-        work.sources, work.cached = sources, cached
+        if work.cached is None and identity is not None and self.texts is not None:
+            work.cached = self.texts.find((self.scope, identity, work.sources_as_read))
         work.source_sizes = tuple(Size(*image.pixels.shape[:2]) for image in images)
         work.reference = self._reference(work, images)
         work.batch = {"think": 1, "denoise": 1}
         clock.enter("queue")
+
+    def prefill(self, work: ImageRequest) -> Prefilling[None]:
+        """Prefill the AR stage's prompt, and a text that is known already."""
+        work.clock.enter("prefill")
+        work.computed, work.shared, work.prompt = 0, 0, []
+        work.context = yield from self._context(work)
+        is_writing = work.writes_text and work.context.buffer is not None
+        work.decoding = DecodeRequest(work.job, self.model, work.context) if is_writing else None
+        work.clock.enter("queue")
 
     def end_text(self, work: ImageRequest, *, is_repeated: bool) -> None:
         """Lay out the sequence of the diffusion stage, without computing anything for it.
@@ -221,7 +242,7 @@ class ImageStages:
         )
         work.cached = written
 
-    def build_branches(self, work: ImageRequest) -> None:
+    def build_branches(self, work: ImageRequest) -> Prefilling[None]:
         """Build the branches on the AR stage's prefix, release its context, and draw the noise.
 
         A picture that an earlier attempt began continues from its latents, and needs no branches
@@ -233,7 +254,7 @@ class ImageStages:
         else:
             prefixes = self.prefixes if self.reuse.kv_reuse else None
             builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
-            work.branches, tokens = builder.build(work.context)
+            work.branches, tokens = yield from builder.build(work.context)
             work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
         work.release_context()
         work.clock.enter("queue")
@@ -304,28 +325,31 @@ class ImageStages:
         written = GeneratedText(replay.ids, text, replay.cut, replay.ending)
         return replay.job, CachedText(written, replay.fed(count), runs, job.custom_id)
 
-    def _context(
-        self, job: ImageJob, sources: list[Encoded], cached: CachedText | None, *, draws: bool
-    ) -> tuple[Context, list[Segment], int]:
-        """Return the AR stage's context, the prompt to share, and the number of its shared tokens.
-
-        The prompt to share lacks its last token. Shared tokens are those that other jobs had
-        computed.
-        """
-        model, is_needed = self.model, draws or cached is None
-        opening = model.opening(job, sources) if is_needed else None
+    def _context(self, work: ImageRequest) -> Prefilling[Context]:
+        """Return the AR stage's context; empty if no later stage needs it."""
+        model, cached, sources = self.model, work.cached, work.sources
+        draws = self.draws and not (work.kept is not None and work.kept.is_last)
+        is_needed = draws or cached is None
+        opening = model.opening(work.writing, sources) if is_needed else None
         if opening is None:
-            return Context([], None, None), [], 0
+            return Context([], None, None)
         ids, stop = opening.ids, len(opening.ids)
-        buffer = model.new_buffer(opening.capacity)
         # The last token is always computed: its hidden row is needed to choose the next token.
-        segments = model.segments(opening.layout, ids, sources, stop - 1)
+        segments = work.prompt = model.segments(opening.layout, ids, sources, stop - 1)
         behind = [] if cached is None else [TextSegment((ids[stop - 1], *cached.fed))]
-        shared = self.prefixes.start([*segments, *behind], buffer)
-        context = Context(list(ids), buffer, None, opening.layout)
-        if shared < stop:
-            context.hidden_M = model.prefill(opening.layout, ids, sources, buffer, stop)
-            self.prefixes.keep(segments, buffer)
+        shareable, prefixes = [*segments, *behind], self.prefixes
+        while prefixes.are_coming(shareable, 0) and prefixes.are_coming(
+            shareable, prefixes.held(shareable)
+        ):
+            yield []
+        buffer = model.new_buffer(opening.capacity)
+        work.shared = prefixes.start(shareable, buffer)
+        context = Context([*ids], buffer, None, opening.layout)
+        if work.shared < stop:
+            work.computed = stop - work.shared
+            with prefixes.computing(segments):
+                (context.hidden_M,) = yield [Prefill(opening.layout, ids, sources, buffer, stop)]
+            prefixes.keep(segments, buffer)
         if cached is not None:
             # Tokens of the text that the tree lacks are computed again. On a CPU they are fed in
             # the original runs, which gives the same bits; on other devices bits depend on the
@@ -334,9 +358,11 @@ class ImageStages:
             left = context.ids[buffer.length :]
             is_exact = buffer.length == stop and model.layer_devices[0].type == "cpu"
             if left:
-                model.feed([(context, run) for run in (cached.runs if is_exact else [left])])
+                runs = cached.runs if is_exact else [left]
+                model.feed([(context, run) for run in runs])
+                work.computed += sum(map(len, runs))
             buffer.withdraw(len(context.ids))
-        return context, segments, shared
+        return context
 
     def _share(self, work: ImageRequest, written: CachedText) -> None:
         """Leave a job's own text, and its K/V, for jobs that would write or feed the same text."""

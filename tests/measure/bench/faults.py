@@ -371,8 +371,8 @@ def _mark_forks(
 def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
     original = ImageStages.build_branches
 
-    def drawing(studio: Any, work: Any) -> None:
-        original(studio, work)
+    def drawing(studio: Any, work: Any) -> Any:
+        yield from original(studio, work)
         if studio.reuse.kv_reuse:
             work.track = change(work.track)
 

@@ -17,7 +17,7 @@ from hyimg_cli.measure.bench.scenario import SCENARIOS
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import query_spans
-from hyimg_cli.models.protocols import GeneratedText, LivePicture
+from hyimg_cli.models.protocols import GeneratedText, LivePicture, Prefill
 
 STEPS = 4
 
@@ -48,7 +48,7 @@ def plain_latents(model: Any, job: Any, canvas: Any, sources: list[Any]) -> tupl
         for own in canvas.branches:
             layout, buffer = own.layout, model.new_buffer(own.live_stop)
             encoded = [one.rows for one in sources]
-            prefill = (layout, own.ids, encoded, buffer, own.live_start)
+            prefill = Prefill(layout, own.ids, encoded, buffer, own.live_start)
             prefix_TM, rope_2TD, seen = network._entering(prefill)
             buffer.commit(own.live_start)
             branch = network.branch(layout, buffer)
@@ -80,7 +80,7 @@ def test_it_equals_a_plain_twin_in_latents_and_in_counted_rows(
     branches, buffers = [], []
     for own in canvas.branches:
         buffer = model.new_buffer(own.live_stop)
-        model.prefill(own.layout, own.ids, sources, buffer, own.live_start)
+        model.prefill([Prefill(own.layout, own.ids, sources, buffer, own.live_start)])
         branches.append(model.branch(own.layout, buffer))
         buffers.append(ref(buffer))
         del buffer

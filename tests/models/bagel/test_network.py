@@ -22,7 +22,7 @@ from hyimg_cli.models.bagel.sequence import (
 )
 from hyimg_cli.models.common.layers import sinusoid
 from hyimg_cli.models.common.spans import Grid, QuerySpan
-from hyimg_cli.models.protocols import Context, LivePicture
+from hyimg_cli.models.protocols import Context, LivePicture, Prefill
 from hyimg_cli.spec.job import Size
 
 from .conftest import CASES
@@ -178,7 +178,7 @@ def _filled(network: BagelNetwork, layout: BlockLayout, source: ImageRows) -> An
     context = BlockLayout(MARKERS, layout.ids[: noise.start], tuple(blocks))
     buffer = network.new_buffer(layout.length)
     for block in context.blocks:
-        network.prefill(context, context.ids, [source], buffer, block.stop)
+        network.prefill([Prefill(context, context.ids, [source], buffer, block.stop)])
     return network.branch(layout, buffer)
 
 
@@ -193,12 +193,12 @@ def test_block_by_block_is_one_masked_forward(
     torch.testing.assert_close(velocity[0], expected.float(), atol=1e-6, rtol=1e-6)
     keys = branch.block.buffer.read(2, edit.full.length)[0].clone()
     again = wide.new_buffer(edit.full.length)
-    wide.prefill(edit.full, edit.full.ids, [source], again, edit.full.length)
+    wide.prefill([Prefill(edit.full, edit.full.ids, [source], again, edit.full.length)])
     torch.testing.assert_close(keys, again.read(2, edit.full.length)[0], atol=1e-10, rtol=0)
     # In float64 all the way: the last state of a text behind everything.
     longer = edit.full.opening()
     buffer = wide.new_buffer(longer.length + 8)
-    state = wide.prefill(longer, longer.ids, [source], buffer, longer.length)
+    state = wide.prefill([Prefill(longer, longer.ids, [source], buffer, longer.length)])[0]
     whole = longer.noise(Grid(2, 3))
     hidden, _ = _one_forward(wide, whole, source, noise)
     torch.testing.assert_close(state, hidden[longer.length - 1], atol=1e-10, rtol=0)
@@ -267,7 +267,7 @@ def test_rows_do_not_depend_on_their_company(loaded: Bagel) -> None:
         for ids in texts:
             layout = BlockLayout(MARKERS).text(ids).opening()
             buffer = network.new_buffer(64)
-            network.prefill(layout, layout.ids, [], buffer, layout.length)
+            network.prefill([Prefill(layout, layout.ids, [], buffer, layout.length)])
             found.append(Context(list(layout.ids), buffer, None, layout))
         return network.feed([(one, [5]) for one in found])
 
