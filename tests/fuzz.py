@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -29,6 +30,13 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.models import registry
 
 LIMIT_S = 60
+# The first check of each kind of file: that it has its format at all.
+UNREADABLE = {
+    *("manifest.bad-json", "manifest.not-utf8", "manifest.bad-csv", "manifest.no-pictures"),
+    *("checkpoint.json", "checkpoint.header", "checkpoint.truncated", "checkpoint.missing-file"),
+    *("output.damaged-journal", "output.damaged-manifest", "recipe.not-toml", "source.truncated"),
+    *("metadata.none", "metadata.not-ours", "metadata.damaged"),
+}
 # Whether what the checkpoints of a case can still do is done.
 DRAWS = False
 EVIL = "a\nerror[x]: y\x1b]0;t\x07\x9b2J\u202e\u2028\x85"
@@ -276,12 +284,20 @@ def wrong(code: int, out: str, err: str) -> str:
     return "a forged line" if "\nerror[x]" in f"\n{out}\n{err}" else ""
 
 
+def reached(err: str) -> tuple[int, int]:
+    """How many of a command's answers came from behind the first check of a file, and how many
+    there are: each error is one, and so is a command without any.
+    """
+    codes = re.findall(r"^error\[([a-z0-9.-]+)\]", err, re.M)
+    return sum(code not in UNREADABLE for code in codes) or not codes, max(1, len(codes))
+
+
 def _not_run(*_: object, **__: object) -> int:
     raise UsageError("not run here")
 
 
-def tried(kind: str, seed: int) -> list[str]:
-    """What is wrong with the commands of one case."""
+def tried(kind: str, seed: int, depth: Counter[str] | None = None) -> list[str]:
+    """What is wrong with the commands of one case; `depth` counts what they `reached`."""
     found = []
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as place:
@@ -297,6 +313,9 @@ def tried(kind: str, seed: int) -> list[str]:
                     ):
                         code = app.run(words)
                     why = wrong(code, out.getvalue(), err.getvalue())
+                    if depth is not None:
+                        deep, every = reached(err.getvalue())
+                        depth.update(deep=int(deep), every=every)
                 except BaseException:  # a hang, or what even the border lets through
                     why = traceback.format_exc(limit=-3)
                 if why:
@@ -335,17 +354,18 @@ def main() -> int:
     parser.add_argument("--draw", action="store_true", help="run the checkpoints that load")
     given = parser.parse_args()
     globals()["DRAWS"] = given.draw
-    counts: Counter[str] = Counter()
-    failures = 0
+    counts, depth, failures = Counter[str](), Counter[str](), 0
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with alone():
         for kind in KINDS if given.kind is None else [given.kind]:
             for number in range(given.lines // 100 if kind == "manifests" else given.others):
                 counts[kind] += 1
-                for text in tried(kind, given.seed * 1_000_000 + number):
+                for text in tried(kind, given.seed * 1_000_000 + number, depth):
                     failures += 1
                     say(ascii(text).replace("\\n", "\n"))
-            say(f"{kind}: {counts[kind]} cases")
+            share = f"{depth['deep']:,} of {depth['every']:,} answers from behind the first check"
+            say(f"{kind}: {counts[kind]} cases, {share}")
+            depth.clear()
     say(f"{failures} failures")
     return 1 if failures else 0
 

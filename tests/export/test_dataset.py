@@ -13,8 +13,9 @@ import pytest
 from export.runs import LICENSED, candidates, lone_jobs
 
 from hyimg_cli import files
+from hyimg_cli.errors import StorageError
 from hyimg_cli.export import dataset
-from hyimg_cli.export.columns import row_digest
+from hyimg_cli.export.columns import Picture, dataset_digest, row_digest
 from hyimg_cli.export.formats import FORMATS, read_rows, write_rows
 from hyimg_cli.export.rows import ExportRequest
 
@@ -205,6 +206,24 @@ def test_verify_counts_again(name: str, export: Export, verified: Any, tmp_path:
     path.write_text(json.dumps(info))
     (difference,) = verified("data")
     assert difference.startswith("counts: " if name == "counts" else f"{shard}: ")
+
+
+def test_a_datasets_hash_is_of_its_rows_in_any_order() -> None:
+    """As its documentation describes it: of the sorted digests, each on a line."""
+    expected = hashlib.sha256(b"a\nb\nc\n").hexdigest()
+    for rows in ("abc", "cab"):
+        assert dataset_digest(rows) == expected
+
+
+def test_a_file_that_changes_during_an_export_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"as planned")
+    picture = Picture.of(path, "png")
+    assert picture.data == b"as planned"
+    path.write_bytes(b"other data")
+    with pytest.raises(StorageError, match="changed during the export") as refused:
+        _ = picture.data
+    assert (refused.value.code, refused.value.where) == ("export.changed", path)
 
 
 def test_a_rows_hash_tells_0_and_false_from_nothing() -> None:

@@ -8,6 +8,9 @@ each of the library's editors: there, one that a library alone reads may fail th
 import json
 import os
 import random
+import re
+import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,8 +21,10 @@ import tiny_bagel
 import tiny_editors
 from tiny_video import START_KINDS, TINY_VIDEO, write_start, write_wan
 
+import hyimg_cli
 from hyimg_cli.models.registry import EMBEDDED, resolve_model
 
+PACKAGE = Path(hyimg_cli.__file__).parent
 TESTS = Path(__file__).parent.parent
 GONE = object()
 ODD = (None, True, -1, 0, 1.5, 10**30, 1e308, "x", [], [[1, "x", None]], {}, {"a": {"b": []}}, GONE)
@@ -88,6 +93,10 @@ def replaced(value: Any, at: tuple[Any, ...], new: Any) -> Any:
     return held if isinstance(value, dict) else list(held.values())
 
 
+def raised_in(trace: Any) -> Path:
+    return Path(traceback.extract_tb(trace)[-1].filename)
+
+
 def every_case(folder: Path) -> list[tuple[Path, tuple[Any, ...], Any]]:
     return [
         (path.relative_to(folder), at, new)
@@ -134,12 +143,14 @@ def test_no_value_ends_in_an_error_of_ours(
     write_manifest: Any,
     write_picture: Any,
     tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder, flag = folder_of(family), "--model" if family in PICTURES else "--video-model"
     write_manifest(line_of(family))
     write_picture("in.png", (48, 32))
     cases = every_case(folder)
     cases = cases if count is None else random.Random(family).sample(cases, count)
+    ends = Counter[str]()
     for number, (file, at, new) in enumerate(cases):
         copy = tmp_path / str(number)
         for path in folder.rglob("*"):
@@ -154,12 +165,22 @@ def test_no_value_ends_in_an_error_of_ours(
             *(flag, copy),
         )
         case = f"{family}/{file} {at}: {'gone' if new is GONE else new!r}"
+        ends[(re.findall(r"^error\[(.*?)\]", ran.err, re.M) or ["drawn"])[0]] += 1
         assert ran.code in (0, 1, 2, 3), f"{case}\n{ran.err}"
         if count == QUICK.get(family) or family in OURS:
             assert "job.internal" not in ran.err, f"{case}\n{ran.err}"
+        for bug in (one.exc_info[2] for one in caplog.records if one.exc_info):
+            assert not raised_in(bug).is_relative_to(PACKAGE), f"{case}\n{ran.err}"
+        caplog.clear()  # what a record's frames hold: a model each time
+        if ran.code == 2:
+            assert "error[manifest." in ran.err, f"{case}\n{ran.err}"
         if ran.code == 3:
             assert "\n  --> " in ran.err, f"{case}\n{ran.err}"
             assert "\n  hint: " in ran.err, f"{case}\n{ran.err}"
+    if len(cases) >= 20:  # some draw, and no check refuses all others
+        (_, most), *_ = (ends - Counter(drawn=ends["drawn"])).most_common(1) or [("", 0)]
+        assert ends["drawn"] >= len(cases) / 20, ends
+        assert most <= len(cases) * 3 / 4, ends
 
 
 @pytest.mark.parametrize("error", [AttributeError, KeyError, TypeError])
