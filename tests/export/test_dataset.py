@@ -223,7 +223,7 @@ def test_a_file_that_changes_during_an_export_is_refused(tmp_path: Path) -> None
     path.write_bytes(b"other data")
     with pytest.raises(StorageError, match="changed during the export") as refused:
         _ = picture.data
-    assert (refused.value.code, refused.value.where) == ("export.changed", path)
+    assert (refused.value.code, refused.value.where) == ("export.changed", str(path))
 
 
 def test_a_rows_hash_tells_0_and_false_from_nothing() -> None:
