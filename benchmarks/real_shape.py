@@ -22,7 +22,8 @@ row, 27 for 16. Without graphs the host is the limit: a third of a millisecond a
 
 Two formats in one run share the time equally, and the first one takes the requests. A fault of the
 GPU itself (an illegal address) ends everything after it in the same process. With two runs,
-`--forms fp8` and `--forms dense`, one format survives a fault of the other.
+`--forms fp8` and `--forms dense`, one format survives a fault of the other. Without `--out`, the
+result is `real-shape.json` in the folder that the variable OUT names, if it is set.
 
     python benchmarks/real_shape.py --forms fp8 --minutes 9
     python benchmarks/real_shape.py --only 'VAE*' --out NEW.json          some rows
@@ -33,6 +34,7 @@ GPU itself (an illegal address) ends everything after it in the same process. Wi
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -205,6 +207,12 @@ def _checkpoint(folder: Path, run: Run) -> None:
         run.kept.leave_out("checkpoint", ANY_FORM, said(error))
 
 
+def _own_out() -> Path | None:
+    """Return where a lent machine keeps results: what is elsewhere on it is lost."""
+    kept = os.environ.get("OUT")
+    return Path(kept) / "real-shape.json" if kept else None
+
+
 def _chosen(given: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     chosen = tuple(given.split(","))
     if unknown := set(chosen) - set(known):
@@ -224,7 +232,7 @@ def _arguments() -> argparse.Namespace:
     add("--profile", action="store_true", help="of every row, not of misses alone")
     add("--memory-gb", type=float, help="count layers by so much memory, not by what is free")
     add("--checkpoint", type=Path, help="folder where the checkpoint is written, and stays")
-    add("--out", type=Path, help="the result as JSON")
+    add("--out", type=Path, default=_own_out(), help="the result as JSON; see above")
     add("--compare", type=Path, nargs=2, help="an old and a new result; nothing is measured")
     given = parser.parse_args()
     given.scale = SCALES[given.scale]

@@ -105,6 +105,15 @@ def test_the_sdist_has_what_its_tests_need(dist: Path, tmp_path: Path) -> None:
     passed(done)
 
 
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="not a checkout")
+def test_what_travels_to_a_lent_machine_is_small() -> None:
+    """Tracked files, as a checkout has them: 64 MiB travel, built ones among them."""
+    names = passed(run("git", "ls-files", "-z")).stdout.split("\0")
+    sizes = {one: (REPOSITORY / one).lstat().st_size for one in names if one}
+    largest = sorted(sizes, key=lambda one: sizes[one], reverse=True)[:5]
+    assert sum(sizes.values()) <= 58_000_000, largest
+
+
 def test_every_file_of_a_release_names_its_version() -> None:
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

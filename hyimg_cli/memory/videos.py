@@ -1,6 +1,6 @@
 """Count the memory on the device of a job whose model denoises latents, by moment; no torch.
 
-    text       the text encoders                        they leave when every prompt is embedded
+    text       the text encoders, a text's activations  they leave when every prompt is embedded
     denoise    the transformer, activations of a step
     decode     the VAE, activations of its decode
 
@@ -32,17 +32,21 @@ _PIXEL_BYTES = 3 * 2
 def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]:
     """Return one job's needs by moment, with embedded prompts, on one rank that shares tokens."""
     text, denoise, decode = _weights_by_moment(networks, config)
-    width, choice = number_width(config), config.model
+    width, choice, read = number_width(config), config.model, 0
     if isinstance(job, VideoJob):
         assert isinstance(networks, VideoCard), "it is a video's"
         work, decoded = video_work(job, networks), decode_bytes(job, networks, choice)
         # K/V and the current chunk, or all of the video's rows.
         rows = work.tokens * networks.forward.token_bytes * width // config.parallel.context_ranks
-        held = work.kv_bytes * width or rows
+        held, read = work.kv_bytes * width or rows, networks.text_bytes * width
     else:
         known = sequences(job.model, choice.revision)
         held, decoded = (count * width for count in known.activations(job, choice))
-    return {"text": Need(text), "denoise": Need(denoise, held), "decode": Need(decode, decoded)}
+    return {
+        "text": Need(text, read),
+        "denoise": Need(denoise, held),
+        "decode": Need(decode, decoded),
+    }
 
 
 def networks_need(networks: Networks, config: RunConfig, works: Sequence[VideoWork] = ()) -> Need:

@@ -404,8 +404,8 @@ class VideoCard(Networks):
     checkpoint; None if all frames are denoised together. `has_camera`: its videos follow a camera
     path. `wants_negative`: its authors always guide with a long negative prompt. `cleaner`: the
     package that repairs prompts, if installed, as in its authors' pipeline. `is_distilled`: to few
-    steps. `context_heads`: attention heads by which ranks can share the tokens of a forward; 0 if
-    they cannot.
+    steps. `text_bytes`: activations of its text encoders for a text, in 16 bits. `context_heads`:
+    attention heads by which ranks can share the tokens of a forward; 0 if they cannot.
     """
 
     model: str
@@ -428,6 +428,7 @@ class VideoCard(Networks):
     wants_negative: bool = False
     cleaner: str = ""
     decode: DecodeWork = DecodeWork()
+    text_bytes: int = 0
     is_distilled: bool = False
     context_heads: int = 0
 

@@ -324,6 +324,23 @@ def test_the_hours_commands_name_what_there_is(
             assert any(name.startswith(start.split(",")[0]) for name in names), start
 
 
+def test_a_result_stays_where_a_lent_machine_keeps_it(
+    parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import real_shape
+
+    def out(*given: str) -> Path | None:
+        monkeypatch.setattr(sys, "argv", ["real_shape.py", *given])
+        found: Path | None = real_shape._arguments().out
+        return found
+
+    monkeypatch.delenv("OUT", raising=False)
+    assert out() is None
+    monkeypatch.setenv("OUT", str(tmp_path))
+    assert out() == tmp_path / "real-shape.json"
+    assert out("--out", "own.json") == Path("own.json")
+
+
 def test_layers_that_fit_by_what_is_free(parts: None, tmp_path: Path) -> None:
     from shapes.network import layers_that_fit
     from workload import REAL, workload

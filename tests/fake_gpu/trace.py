@@ -14,8 +14,9 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -29,11 +30,14 @@ from fake_gpu.device import FakeGpu, fake_gpu
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
+from transformers.initialization import no_init_weights
+
+from hyimg_cli.loading import readers
 
 TESTS = Path(__file__).parents[1]
 _TENSOR: Any = torch.tensor
-# Memory of an H100 with 80 GB.
-_BYTES = 85_000_000_000
+# Memory of an H200.
+_BYTES = 141_000_000_000
 
 
 @dataclass
@@ -83,7 +87,8 @@ class Stages:
 
 def traced(family: str, name: str, offload: str = "none") -> Trace:
     """Trace in a new process. Raises CalledProcessError if that fails."""
-    paths = (str(TESTS), str(TESTS.parent / "recipes" / "build-tiny-editors"))
+    recipes = (TESTS.parent / "recipes").glob("build-tiny-*")
+    paths = [str(TESTS), *map(str, recipes)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", "fake_gpu.trace", family, name, "--offload", offload)
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -105,6 +110,10 @@ def fake_process() -> Iterator[Stages]:
             (torch.cuda, "mem_get_info", lambda _device=None: (_BYTES - gpu.live, _BYTES)),
             (torch.cuda, "memory_allocated", lambda _device=None: gpu.live),
             (torch.cuda, "memory_reserved", lambda _device=None: gpu.live),
+            (torch.cuda, "empty_cache", lambda: None),
+            (readers, "safe_open", lambda _path, **_: nullcontext()),
+            (readers.StoredTensor, "_read", lambda _self, _memory, _start: None),
+            (ThreadPoolExecutor, "submit", _submitted),
             (torch, "tensor", _tensor),
             (torch.Tensor, "numpy", lambda tensor, **how: gpu.array(tensor, **how)),
             (diffusers.ModelMixin, "from_pretrained", classmethod(_built)),
@@ -121,15 +130,28 @@ def _tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
     return made if device is None else made.to(device)
 
 
+def _submitted(_pool: Any, call: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+    """Work at once: torch's modes belong to a thread."""
+    future: Future[Any] = Future()
+    try:
+        future.set_result(call(*args, **named))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
 def _built(cls: Any, folder: Path, dtype: torch.dtype, **_: Any) -> tuple[Any, dict[str, Any]]:
     """A library's network from its configuration: its weights have no numbers to be read."""
-    if issubclass(cls, diffusers.ModelMixin):
-        module = cls.from_config(cls.load_config(folder))
-    else:
-        module = cls(cls.config_class.from_pretrained(folder))
-    wide = getattr(module, "_keep_in_fp32_modules", None) or ()
+    with no_init_weights():  # some draw until numbers are in a range
+        if issubclass(cls, diffusers.ModelMixin):
+            module = cls.from_config(cls.load_config(folder))
+            wide = set(module._keep_in_fp32_modules or ())
+        else:
+            module = cls(cls.config_class.from_pretrained(folder))
+            module.tie_weights()
+            wide = set(module._get_dtype_plan(dtype))
     for name, parameter in module.named_parameters():
-        is_wide = not set(wide).isdisjoint(name.split("."))
+        is_wide = not wide.isdisjoint(name.split("."))
         parameter.data = parameter.data.to(torch.float32 if is_wide else dtype)
     return module, {}
 

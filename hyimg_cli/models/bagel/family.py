@@ -65,9 +65,10 @@ class PictureCodec:
     def encode(self, levels_CHW: Tensor, noise_CYX: Tensor) -> Tensor:
         """Return a posterior draw, [C, Y, X]; the log-variance is not clamped, as published."""
         weight = self.vae.encoder.conv_in.weight
-        moments = self.vae.encoder(levels_CHW[None].to(weight.device, weight.dtype))[0]
+        moments = self.vae.encoder(sent(levels_CHW[None], weight.device).to(weight.dtype))[0]
         mean_CYX, logvar_CYX = moments.chunk(2)
-        drawn_CYX = mean_CYX + (0.5 * logvar_CYX).exp() * noise_CYX.to(mean_CYX)
+        noise_CYX = sent(noise_CYX, weight.device).to(weight.dtype)
+        drawn_CYX = mean_CYX + (0.5 * logvar_CYX).exp() * noise_CYX
         return (drawn_CYX - self.vae.config.shift_factor) * self.vae.config.scaling_factor
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 # Legend: G branch, N token, C channel, Y X latent rows and columns, P values of a token
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class Guidance:
 
     def is_active(self, step: Step) -> bool:
         """Return True if the step's noise level is within the interval, without its lower end."""
-        low, high = torch.tensor(self.interval).tolist()  # in float32, like the noise level
+        low, high = np.asarray(self.interval, np.float32).tolist()  # like the noise level
         return bool(low < step.sigma <= high)
 
     def __call__(self, velocity_GCYX: Tensor, step: Step) -> Tensor:

@@ -50,6 +50,9 @@ _MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are assumed to be the same.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
 WAN_DECODE = DecodeWork(per_pixel=10_500)
+_BF16_BYTES = 2
+# Before HunyuanVideo-1.5's prompt.
+_TEMPLATE_TOKENS = 108
 _SHIFT_OF_720P = 5.0
 _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 _HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # used if the configuration lacks it
@@ -226,6 +229,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         forward=hunyuan_forward(network),
         blocks=network.count("num_layers", _HUNYUAN_BLOCKS),
         decode=_HUNYUAN_DECODE,
+        text_bytes=_qwen_bytes(layout.components["text_encoder"].config()),
         start=sizes if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
         is_distilled=is_distilled,
@@ -250,6 +254,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         blocks=network.count("num_layers", _WAN_BLOCKS),
         context_heads=network.count("num_attention_heads", _WAN_HEADS),
         decode=WAN_DECODE,
+        text_bytes=umt5_bytes(layout.components["text_encoder"].config()),
         start=start,
         needs_start=layout.starts_from_pictures and not layout.expands_timesteps,
         has_float32_vae=True,
@@ -259,6 +264,23 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         guides_below_one=False,
         **stored_facts(layout, _wan_defaults(layout, start)),
     )
+
+
+def _qwen_bytes(encoder: Config) -> int:
+    """Return the activations of HunyuanVideo-1.5's text encoder: it keeps the rows of all layers.
+
+    Its texts are filled up to the most tokens.
+    """
+    width, layers = encoder.count("hidden_size", 3584), encoder.count("num_hidden_layers", 28)
+    row = (layers + 9) * width + 4 * encoder.count("intermediate_size", 18944)
+    return (HUNYUAN_MAX_TOKENS + _TEMPLATE_TOKENS) * row * _BF16_BYTES
+
+
+def umt5_bytes(encoder: Config) -> int:
+    """Return the activations of Wan's text encoder: its attention adds a bias for each pair."""
+    heads, inner = encoder.count("num_heads", 64), encoder.count("d_ff", 10240)
+    pairs = 4 * heads * WAN_MAX_TOKENS**2
+    return (pairs + 3 * inner * WAN_MAX_TOKENS) * _BF16_BYTES
 
 
 def _wan_start(layout: CheckpointLayout) -> StartRule | None:

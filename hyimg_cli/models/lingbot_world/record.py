@@ -13,6 +13,7 @@ from hyimg_cli.models.diffusers_video.record import (
     check_positions,
     check_texts,
     stored_facts,
+    umt5_bytes,
     wan_forward,
 )
 from hyimg_cli.models.diffusers_video.tokenizers import check_headers
@@ -87,7 +88,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         guidance_scale=1.0,
         flow_shift=10.0,
     )
-    facts = stored_facts(layout, defaults)
+    facts, encoder = stored_facts(layout, defaults), layout.components.get("text_encoder")
     size, multiple = facts["defaults"].size, _PIXELS_PER_CELL * shape.patch_size[1]
     # Bytes of K/V; of the camera's scale and shift and a forward's rows in float32 (residual,
     # normed, queries, keys, values, and the feed-forward's); and of the text's K/V.
@@ -110,6 +111,7 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         chunks=ChunkRule(shape.num_frames_per_block, pair, pair + rows, pair * shape.text_len),
         blocks=shape.num_layers,
         decode=WAN_DECODE,
+        text_bytes=umt5_bytes(encoder.config()) if encoder else 0,
         has_camera=True,
         **facts,
     )

@@ -162,3 +162,26 @@ def test_blocks_are_compiled_where_that_is_asked_for(
     model = loaded(folders["wan22"], compile_blocks=True)
     assert compiled == [], "nothing before it is loaded"
     assert model.networks == compiled
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["hunyuan", "wan"])
+def test_ten_lengths_compile_nothing_after_the_second(
+    folders: dict[str, Path], draw: Draw, job: VideoJob, name: str
+) -> None:
+    """A graph that breaks would raise; HunyuanVideo-1.5 also has two lengths of text at first."""
+    graphs = list[Any]()
+
+    def compiled(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model, counts = loaded(folders[name]), list[int]()
+    try:
+        model.networks[0].compile_repeated_blocks(fullgraph=True, backend=compiled)
+        for length in range(10):
+            draw(model, replace(job, num_frames=5 + 4 * length, num_inference_steps=1))
+            counts.append(len(graphs))
+    finally:
+        torch._dynamo.reset()
+    assert 0 < counts[0] < counts[1] == counts[9] <= 8

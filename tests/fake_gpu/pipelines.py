@@ -1,0 +1,62 @@
+"""Jobs through the product's own pipelines on the fake GPU; their events mark the stages.
+
+What happens up to an event belongs to the stage that the event ends. A pipeline's threads work in
+turn, since torch's modes belong to a thread.
+"""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from fake_gpu.trace import Stages
+
+from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.spec.events import ModelLoaded, Progress, PromptsReady
+
+
+def run(
+    stages: Stages,
+    pipeline: Pipeline[Any, Any, Any],
+    model: str,
+    jobs: list[Any],
+    *,
+    prefix: str = "",
+) -> None:
+    """Load the model and make the jobs, together as far as the pipeline does.
+
+    Each stage is noted once, for the first job that ends it, under
+    `prefix` and its name. Raises the error of a lost job.
+    """
+    stages.gpu.forget()
+    for event in _events(pipeline, model, jobs):
+        if isinstance(event, Lost):
+            raise event.error
+        name = _ended(event)
+        if name is not None and f"{prefix}{name}" not in stages.trace.stages:
+            gc.collect()
+            stages.end(f"{prefix}{name}")
+
+
+def _events(pipeline: Any, model: str, jobs: list[Any]) -> Iterator[Any]:
+    yield from pipeline.use(model, jobs, None)
+    yield from pipeline.prepare(jobs, None)
+    yield from pipeline.work(jobs, None, 0.0)
+
+
+def _ended(event: Any) -> str | None:
+    """The stage that ends with an event."""
+    match event:
+        case PromptsReady(what=what):
+            return f"encode {what}"
+        case ModelLoaded():
+            return "load"
+        case Progress(phase="denoise", done=step):
+            return f"step {step}" if step else "begin"
+        case Progress(phase="think", done=step):
+            return f"token {step}" if step else "prefill"
+        case Progress(phase="decode_latents"):
+            return "leave"  # what only steps need is let go before
+        case Request():
+            return "decode"
+    return None
