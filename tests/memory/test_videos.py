@@ -62,7 +62,7 @@ HUNYUAN = replace(
 
 def job(size: Size, frames: int) -> VideoJob:
     return VideoJob(
-        custom_id="a", task="t2v", prompt="a dog", negative_prompt="", model="wan", seed=1,
+        custom_id="a", task="t2v", prompt="a dog", negative_prompt="", model="tiny-video", seed=1,
         size=size, num_frames=frames, fps=16, num_inference_steps=50, guidance_scale=5.0,
         flow_shift=3.0,
     )  # fmt: skip
