@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import typer
 from typer.core import TyperGroup
@@ -108,4 +109,12 @@ def _print_error(error: HyimgError) -> int:
 def main() -> None:
     """Run the command line of this process and exit with its code (the console script)."""
     logging.captureWarnings(True)
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if "pyarrow" in sys.modules:
+        # NOTE: its threads are still alive when the interpreter ends, and about once in 250 times
+        # they abort the process (exit code 134). Everything is written by now.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -219,6 +219,23 @@ def test_an_interrupt_while_modules_load_leaves_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
+def test_a_library_that_aborts_at_exit_does_not_change_the_exit_code(tmp_path: Any) -> None:
+    """As pyarrow's threads do now and then, after the whole answer was written."""
+    code = (
+        "import atexit, os, sys, types\n"
+        "sys.modules['pyarrow'] = types.ModuleType('pyarrow')\n"
+        "atexit.register(os.abort)\n"
+        "sys.argv = ['hyimg', 'export', '--verify', 'gone']\n"
+        "from hyimg_cli.cli.app import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error[")
+
+
 def test_python_m_is_the_same_command(tmp_path: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hyimg_cli", "bench"],
