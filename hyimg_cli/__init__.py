@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hyimg_cli.engine.in_memory import draw as draw
     from hyimg_cli.engine.run import RunEnded as RunEnded
     from hyimg_cli.engine.run import RunPlanned as RunPlanned
     from hyimg_cli.engine.run import run_manifest as run_manifest
@@ -33,6 +34,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 __version__ = "0.1.0"
 _HOME = {
+    "hyimg_cli.engine.in_memory": ("draw",),
     "hyimg_cli.engine.run": ("RunEnded", "RunPlanned", "run_manifest"),
     "hyimg_cli.engine.runner": ("make_plan",),
     "hyimg_cli.engine.session": ("Session",),

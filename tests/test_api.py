@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import processor_s
 from event_kinds import is_done
+from PIL import Image
 
 from hyimg_cli import (
     ModelChoice,
@@ -22,6 +23,7 @@ from hyimg_cli import (
     RunPlanned,
     Sampling,
     Session,
+    draw,
     make_plan,
     read_manifest,
     run_manifest,
@@ -71,9 +73,10 @@ def test_the_pages_on_python_run_as_they_stand(
     for number, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.S)):
         exec(compile(block, f"Python, example {number}", "exec"), names)
         said.append(capsys.readouterr().out.splitlines())
-    run, again, _, pictures, results, best, distances, errors, session = said
+    run, again, _, pictures, results, best, memory, distances, errors, session = said
     assert run == ["2 done 0 failed"]
     assert again == pictures == []
+    assert memory == ["(64, 64)"]
     assert names["bar"].n == names["summary"].done == 2
     assert names["pictures"]["circle"].size == (64, 64)
     assert [line.split()[:2] for line in results][1] == ["square", "7"]
@@ -283,3 +286,40 @@ def test_ten_thousand_prompts_are_examined_in_two_seconds(write_manifest: Write)
         assert (len(jobs), faults) == (10_000, [])
 
     assert processor_s(examined, 2) < 2
+
+
+@pytest.mark.parametrize("mode", ["RGB", "CMYK", "I;16"])
+def test_pictures_in_memory_are_drawn_as_those_in_files(tmp_path: Path, mode: str) -> None:
+    """A manifest with the saved picture gives the same pixels; equal lines are drawn once."""
+    photo = Image.new("RGB", (64, 64), (200, 30, 30))
+    photo = photo.convert(mode) if mode != "I;16" else Image.new(mode, (64, 64), 30_000)
+    sampling = Sampling(num_inference_steps=1, bot_task="none")
+    config = RunConfig(OutputConfig(tmp_path / "out"), sampling=sampling)
+    line = {"custom_id": "a", "prompt": "make it green", "seed": 1, "images": [photo]}
+    (drawn,) = draw([line], config)["a"]
+    assert (drawn.mode, drawn.size) == ("RGB", (64, 64))
+    (saved,) = (tmp_path / "out" / "sources").iterdir()
+    with Image.open(saved) as kept:
+        assert (kept.mode, kept.tobytes()) == (photo.mode, photo.tobytes())
+    journal = (tmp_path / "out" / "results.jsonl").read_bytes()
+    assert draw([line], config)["a"][0].tobytes() == drawn.tobytes()
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == journal
+    if mode == "RGB":
+        (tmp_path / "jobs.jsonl").write_text(json.dumps(line | {"images": [str(saved)]}))
+        other = RunConfig(OutputConfig(tmp_path / "other"), sampling=sampling)
+        run_manifest(tmp_path / "jobs.jsonl", other)
+        with Image.open(tmp_path / "other" / "outputs" / "a.png") as twin:
+            assert twin.tobytes() == drawn.tobytes()
+
+
+def test_a_failed_job_of_pictures_in_memory_is_missing(tmp_path: Path) -> None:
+    config = RunConfig(
+        OutputConfig(tmp_path), sampling=Sampling(num_inference_steps=1, bot_task="none")
+    )
+    (tmp_path / "gone.png").write_bytes(b"no picture")
+    lines = [
+        {"custom_id": "bad", "prompt": "x", "images": [tmp_path / "gone.png"]},
+        {"custom_id": "good", "prompt": "a red circle", "n": 2},
+    ]
+    found = draw(lines, config)
+    assert [*found] == ["good-0", "good-1"]
