@@ -48,7 +48,8 @@ _OF_PICTURES: dict[str, Any] = {
     **dict.fromkeys(("size", "crop_size"), dict[str, Annotated[int, Field(gt=0, le=8192)]] | None),
     **dict.fromkeys(("do_resize", "do_rescale", "do_normalize", "do_center_crop"), bool),
 }
-# Parts that are configurations alone.
+# Parts with a tokenizer and a processor of pictures; and those that are configurations alone.
+_OF_TEXTS_AND_PICTURES = {"processor", "text_processor"}
 _SAMPLERS = {"scheduler", "guider"}
 _READ = ("tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 _Count = Annotated[int, Field(gt=0, le=64)]
@@ -145,7 +146,9 @@ def check_readers(layout: CheckpointLayout) -> None:
 
 
 def text_encoder_of(layout: CheckpointLayout, name: str) -> Component | None:
-    """Return the encoder of a tokenizer's texts; None for other parts."""
+    """Return the encoder of a tokenizer's or processor's texts; None for other parts."""
+    if name in _OF_TEXTS_AND_PICTURES:
+        return layout.components["text_encoder"]
     if not name.startswith("tokenizer"):
         return None
     return layout.components[name.replace("tokenizer", "text_encoder")]
@@ -224,8 +227,10 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
     with _described(component, "tokenizer"):
         tokenizer = cls.from_pretrained(component.folder, local_files_only=True)
     if encoder is not None:
-        rows = encoder.config().count("vocab_size", 1 << 24)
-        last = max(tokenizer.get_vocab().values(), default=0)
+        own_config = encoder.config()
+        texts = own_config.table("text_config", own_config.values)
+        rows = texts.count("vocab_size", own_config.count("vocab_size", 1 << 24))
+        last = max(getattr(tokenizer, "tokenizer", tokenizer).get_vocab().values(), default=0)
         if last >= rows:
             what = f"the tokenizer has a token {last}, and the {encoder.name} only {rows} rows"
             hint = "use the files of one checkpoint together"

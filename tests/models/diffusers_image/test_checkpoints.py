@@ -98,6 +98,12 @@ def renamed(name: str, other: str) -> Change:
     return lambda folder: (folder / name).rename(folder / Path(name).parent / other)
 
 
+def with_far_token(path: Path) -> None:
+    values = json.loads(path.read_text())
+    values["model"]["vocab"]["<far>"] = 1 << 20
+    path.write_text(json.dumps(values))
+
+
 # By kind: faults that `check` finds from JSON files and headers, without torch.
 AT_HEADERS: dict[str, tuple[str, Change, str]] = {
     **{
@@ -118,6 +124,10 @@ AT_HEADERS: dict[str, tuple[str, Change, str]] = {
             '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}'
         ),
         "different texts as the same tokens",
+    ),
+    "a processor of a larger model": (
+        "qwen-image-2.1", lambda folder: with_far_token(folder / "processor/tokenizer.json"),
+        "the tokenizer has a token 1048576, and the text_encoder only 263 rows",
     ),
     "a pointer for a tokenizer": ("klein", as_pointer("tokenizer/tokenizer.json"), "Git LFS"),
     "a pointer for weights": ("klein", as_pointer(f"vae/{WEIGHTS}"), "git lfs pull"),
@@ -208,7 +218,13 @@ def test_a_checkpoint_that_is_wrong_is_refused_by_name(
     assert "\n  hint: " in ran.err
 
 
-FEW_AT_HEADERS = ("vae as torch.int8", "an empty vocabulary", "a variant", "a shallow text encoder")
+FEW_AT_HEADERS = (
+    "a processor of a larger model",
+    "vae as torch.int8",
+    "an empty vocabulary",
+    "a variant",
+    "a shallow text encoder",
+)
 
 
 @pytest.mark.parametrize(
