@@ -218,10 +218,10 @@ def preview(request: RunRequest, tell: Tell, refusals: Refusals | None = None) -
         with refusals.caught():
             for text in registry.check_headers([model], config.model, store):
                 tell(Remark(text))
-    return Preview(ready, rest, dict(_too_large(rest.plan, config)) if rest else {})
+    return Preview(ready, rest, dict(too_large(rest.plan, config)) if rest else {})
 
 
-def _too_large(plan: Plan, config: RunConfig) -> Iterator[tuple[str, Fit]]:
+def too_large(plan: Plan, config: RunConfig) -> Iterator[tuple[str, Fit]]:
     """Yield each model that does not fit into `memory_gb`, which may be of another machine."""
     there = configured_memory(config, replicas=runner.replicas_of(plan, config))
     for model in dict.fromkeys(group.model for group in plan.groups if there is not None):

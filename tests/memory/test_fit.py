@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from machines import with_gpus, with_main_memory
 from released import released_folder
 
-from hyimg_cli.cli import plan as planning
 from hyimg_cli.doctor import models
+from hyimg_cli.engine.preparation import too_large
 from hyimg_cli.engine.replicas import local as replicas
 from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.engine.session import Session
@@ -132,7 +132,7 @@ def says_plan(machine: Machine, order: Plan, config: RunConfig) -> bool:
     free = machine.free * (machine.gpus if config.model.device == "balanced" else 1)
     gb: Any = Fraction(free, GB)
     config = replace(config, batch=replace(config.batch, memory_gb=gb))
-    return not list(planning._too_large(order, config, replicas_of(order, config)))
+    return not list(too_large(order, config))
 
 
 def says_doctor(config: RunConfig, *, is_video: bool) -> bool:
