@@ -180,7 +180,7 @@ _INPUTS = (
 )
 _EXAMPLE = {word: example for words, example in _INPUTS for word in words.split()}
 _HINTS |= dict.fromkeys(_EXAMPLE, _SOURCES)
-# By a word in place of a command: what to write. {} has the other words.
+# By a word in place of a command: the command or the option that is meant.
 COMMANDS = {
     **dict.fromkeys(
         ("gen", "edit", "run", "draw", "create", "make", "img2img", "txt2img", "batch", "start"),
