@@ -25,6 +25,8 @@ from hyimg_cli.tiling.tiles import halve_tiles
 _TRANSFORMERS = ("transformer", "transformer_2")
 # Blocks of a transformer in groups that are on the device while one of them works.
 _BLOCKS = 2
+# Activations of a text, in 16 bits; 0.1 to 0.3 GB were counted for editors' encoders.
+_TEXT_BYTES = 256_000_000
 # Bytes of a pixel in 16 bits.
 _PIXEL_BYTES = 3 * 2
 
@@ -41,7 +43,8 @@ def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]
         held, read = work.kv_bytes * width or rows, networks.text_bytes * width
     else:
         known = sequences(job.model, choice.revision)
-        held, decoded = (count * width for count in known.activations(job, choice))
+        held, decoded = (count * width for count in known.activations(job, config))
+        read = _TEXT_BYTES * width
     return {
         "text": Need(text, read),
         "denoise": Need(denoise, held),

@@ -16,7 +16,7 @@ from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import stretched_digest
-from hyimg_cli.settings.run import ModelChoice, Quantization
+from hyimg_cli.settings.run import ModelChoice, Quantization, RunConfig
 from hyimg_cli.spec.card import ModelCard, RankBytes, VideoCard
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
@@ -62,10 +62,10 @@ class ImageCheckpoint(Protocol):
         """
         return ""
 
-    def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
+    def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int]:
         """Return the bytes, in 16 bits, of a step of the job and of its decode.
 
-        For a model that denoises latents.
+        Both with the K/V that are kept then. For a model that denoises latents.
         """
         return 0, 0
 

@@ -24,7 +24,7 @@ from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling
 
-SIDE, STEPS = 1024, 3
+SIDE, STEPS = 1024, 2
 
 
 def trace(folder: Path, name: str, offload: Offloading) -> Trace:

@@ -210,6 +210,8 @@ class BlockDenoiser(LatentDenoiser):
         is_last = index + 1 == self.steps
         with self._prefix.attached(index) if self._prefix else nullcontext():
             self._model.run([self._loop, *(self._after if is_last else ())], self._state)
+        if self._prefix and is_last:
+            self._prefix.release()
         return self._tensor("latents")
 
     def state(self) -> Mapping[str, Tensor]:

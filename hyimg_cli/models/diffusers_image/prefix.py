@@ -65,6 +65,10 @@ class Prefix(ABC):
         finally:
             network.forward = self._forward
 
+    def release(self) -> None:
+        """Free the K/V, which the library's blocks would keep with their last step."""
+        self._held.clear()
+
     def _evaluate(self, turn: int, step: int, inputs: Inputs) -> Any:
         if turn == len(self._held):
             segments, per_step = self.segments(inputs)

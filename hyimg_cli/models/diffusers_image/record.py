@@ -20,7 +20,7 @@ from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
-from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows
+from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
 from hyimg_cli.models.diffusers_image.table import (
     KINDS,
     NON_COMMERCIAL,
@@ -43,7 +43,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 from hyimg_cli.models.diffusers_video.record import stored_networks
 from hyimg_cli.models.diffusers_video.tokenizers import check_headers, count_beyond
 from hyimg_cli.models.family import Family, ImageCheckpoint
-from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
 from hyimg_cli.spec.gc_paused import freeze_libraries
 from hyimg_cli.spec.job import ImageJob, Size
@@ -226,10 +226,7 @@ class EditorFolder(ImageCheckpoint):
         return frozenset(found)
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
-        texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
-        bucket = self.card.bucket_of(job.size)
-        size = bucket.size if bucket else None
-        branches = [self._rows(text, source_sizes, size) for text in texts]
+        branches = self._branches(job, source_sizes)
         first, *others = (rows.prefix for rows in branches)
         return JobTokens(
             positive=first,
@@ -237,6 +234,12 @@ class EditorFolder(ImageCheckpoint):
             branches=len(branches),
             kv_rows=first + sum(others),
         )
+
+    def _branches(self, job: ImageJob, source_sizes: Sequence[Size]) -> list[PrefixRows]:
+        texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
+        bucket = self.card.bucket_of(job.size)
+        size = bucket.size if bucket else None
+        return [self._rows(text, source_sizes, size) for text in texts]
 
     @cached_property
     def _rows(self) -> CountRows:
@@ -282,13 +285,37 @@ class EditorFolder(ImageCheckpoint):
             **brought,
         )
 
-    def activations(self, job: ImageJob, choice: ModelChoice) -> tuple[int, int]:
+    def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int]:
         """Sources count as squares of the model's base size."""
-        base, pixels = self.card.base_size, picture_work(job, self.card).pixels
-        tokens = self.count(job, [Size(base, base)] * len(job.images), 0)
-        rows, kv = max(tokens.step_rows, tokens.positive), tokens.kv_rows or 0
+        base, choice = self.card.base_size, config.model
+        sizes = [Size(base, base)] * len(job.images)
+        tokens = self.count(job, sizes, 0)
+        rows = max(tokens.step_rows, tokens.positive)
+        if self.kind.joins_branches and self.kind.is_guided(job):
+            rows *= 2
+        pixels = picture_work(job, self.card).pixels
         step, decode = activations(self.layout, rows, pixels, is_tiled=bool(choice.vae_use_tiling))
-        return step + kv * self.card.kv_bytes_per_token, decode
+        a_step, later = self._prefix_rows(job, sizes, config)
+        per_row = self.card.kv_bytes_per_token
+        return step + a_step * per_row, decode + later * per_row
+
+    def _prefix_rows(
+        self, job: ImageJob, sizes: Sequence[Size], config: RunConfig
+    ) -> tuple[int, int]:
+        """Return the rows whose K/V are kept during the job's steps, and after them.
+
+        Segments are kept for other jobs, and joined for this one. On a GPU, branches share the
+        pictures'.
+        """
+        branches, machine = self._branches(job, sizes), config.model.machine
+        is_on_gpu = config.model.kind(has_gpu=machine is not None and machine.has_gpu) == "cuda"
+        pictures = [one.pictures for one in branches]
+        kept = max(pictures) if is_on_gpu else sum(pictures)
+        kept += sum(one.text for one in branches)
+        most = config.batch.prefix_cache_mb * 1_000_000
+        if not config.reuse.kv_reuse or kept * self.card.kv_bytes_per_token > most:
+            return sum(one.prefix for one in branches), 0
+        return kept + sum(one.prefix for one in branches if one.pictures and one.text), kept
 
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")

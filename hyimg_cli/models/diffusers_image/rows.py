@@ -24,10 +24,15 @@ _KLEIN_TEXT, _ANY_TEXT = 512, 256
 
 @dataclass(frozen=True)
 class PrefixRows:
-    """Rows of one guidance branch: of its prefix, and of each later step."""
+    """Rows of one guidance branch: of its prefix's segments, and of each later step."""
 
-    prefix: int
+    pictures: int
+    text: int
     per_step: int
+
+    @property
+    def prefix(self) -> int:
+        return self.pictures + self.text
 
 
 # Counts from a prompt, its sources' sizes and the requested size.
@@ -42,7 +47,7 @@ def without_prefix(folder: Path, card: ModelCard) -> CountRows:
         for own in map(_area, sources):
             # A source of unknown size is passed as one pixel.
             pixels += most if card.reference_pixels or own == 1 else min(own, most)
-        return PrefixRows(0, pixels // _SIDE**2 + _ANY_TEXT)
+        return PrefixRows(0, 0, pixels // _SIDE**2 + _ANY_TEXT)
 
     return count
 
@@ -63,7 +68,7 @@ def pictures_then_text(folder: Path, card: ModelCard) -> CountRows:
         last = len(ids) - ids[::-1].index(pad) if sources else 0
         pictures = last - len(sources) + sum(map(_rows, fitted))
         canvas = size or (fitted[-1] if fitted else _floored(Size(side, side), 2 * _SIDE))
-        return PrefixRows(pictures * bool(last) + len(ids) - last, _rows(canvas))
+        return PrefixRows(pictures * bool(last), len(ids) - last, _rows(canvas))
 
     return count
 
@@ -75,7 +80,7 @@ def references(folder: Path, card: ModelCard) -> CountRows:
         fitted = [_floored(_shrunk(source), _SIDE) for source in sources]
         canvas = size or (fitted[0] if fitted else _SIZE)
         own = sum(map(_rows, fitted))
-        return PrefixRows(own, _KLEIN_TEXT + _rows(canvas))
+        return PrefixRows(own, 0, _KLEIN_TEXT + _rows(canvas))
 
     return count
 

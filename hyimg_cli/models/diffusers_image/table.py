@@ -143,6 +143,11 @@ class Kind:
     # Rows that depend on neither step nor noise: a name of `prefix.PREFIXES`.
     prefix: str = ""
 
+    @property
+    def joins_branches(self) -> bool:
+        """True if one forward computes both guidance branches."""
+        return self.own_blocks == "joined branches"
+
     def is_guided(self, job: ImageJob) -> bool:
         """Return True if the job's steps evaluate a second branch."""
         return not self.is_distilled and job.guidance_scale > self.guides_above
