@@ -52,7 +52,7 @@ def trace(folder: Path, name: str, _offload: str) -> Trace:
         guidance_scale=4.0,
         flow_shift=3.0,
         ar_seed=7,
-        bot_task="none" if of_bagel else "image",
+        bot_task="none",
         use_system_prompt="None",
         image_guidance_scale=1.5 if of_bagel else None,
         guidance_interval=(0.0, 1.0) if of_bagel else None,
