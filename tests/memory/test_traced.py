@@ -77,9 +77,9 @@ def test_traced_again_it_is_as_in_the_table(key: tuple[str, str, str]) -> None:
     from fake_gpu.trace import traced
 
     again, row = traced(*key), ROWS[key]
-    assert list(again.stages) == list(row["stages"])
-    for name, stage in again.stages.items():
-        kept = row["stages"][name]
+    assert {*row["stages"]} <= {*again.stages}
+    for name, kept in row["stages"].items():
+        stage = again.stages[name]
         assert stage.peak == pytest.approx(kept["peak"], rel=0.01), name
         assert (stage.sent, stage.masks, stage.reads) == (
             kept["sent"],
