@@ -54,6 +54,10 @@ class ToyCheckpoint(ImageCheckpoint):
             assumed_think=text,
         )
 
+    def prefixes(self, job: Any) -> list[list[Segment]]:
+        rows = [prompt_ids(job)] if job.writes_text else [own.ids for own in branches(job, ())]
+        return [self.segments(None, ids, (), len(ids) - 1) for ids in rows]
+
     def segments(self, layout: Any, ids: Any, digests: Any, stop: int) -> list[Segment]:
         return [TextSegment(tuple(ids[:stop]))] if stop > 0 else []
 

@@ -85,6 +85,7 @@ class Session:
         self._folder = folder
         if folder:
             folder.make_places(plan.jobs)
+        self._images.expect(whole or plan, is_known=whole is not None)
         limit = FailureLimit(self._config.failure)
         for group in plan.groups:
             with torch_settings(self._config.model, draws=isinstance(group, Group)):

@@ -97,5 +97,19 @@ def shares_more(
     return False
 
 
+def leading(segments: Sequence[Segment], tokens: int) -> list[Segment]:
+    """Return the first `tokens` of a sequence, which may end inside a text only."""
+    found: list[Segment] = []
+    for segment in segments:
+        if segment.length > tokens:
+            if tokens > 0:
+                assert isinstance(segment, TextSegment), "only text splits"
+                found.append(segment.head(tokens))
+            break
+        found.append(segment)
+        tokens -= segment.length
+    return found
+
+
 def _digest(what: bytes, ids: tuple[int, ...]) -> str:
     return of_bytes(what + b"\0" + array("q", ids).tobytes())[:_KEY_LENGTH]

@@ -170,6 +170,24 @@ class KVTree(Generic[P]):
             for of, coming in self._coming
         )
 
+    def trim(self, scope: str, segments: Sequence[Segment], tokens: int) -> None:
+        """Drop a sequence after its first `tokens`, and all that continues it.
+
+        What other sequences begin with stays, and what is pinned.
+        """
+        node, missing = self._roots.get(scope, _Root()), [*segments]
+        while missing and (child := self._child(node, missing[0])) is not None:
+            node, missing = child, _behind(missing, child.segment.length)
+        if not missing:
+            for child in [*node.children.values()]:
+                self._drop(child)
+        while isinstance(node, _Node) and not (node.children or node.pins):
+            parent = node.parent
+            if _length(one.segment for one in _path(parent)) < tokens:
+                break
+            self._drop(node)
+            node = parent
+
     def clear(self) -> None:
         """Drop everything that is not pinned; the counters stay."""
         for scope in list(self._roots):

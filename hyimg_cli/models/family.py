@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.errors import CheckpointError, UsageError
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import TensorInfo
 from hyimg_cli.manifest.cost import JobTokens
@@ -46,6 +47,13 @@ class ImageCheckpoint(Protocol):
 
         `source_sizes` are its pictures' sizes, in order.
         """
+
+    def prefixes(self, job: ImageJob) -> list[list[Segment]]:
+        """Return the sequences that jobs may share, with pictures named by their paths.
+
+        Of the AR prompt; if the job has no AR stage, of each guidance branch.
+        """
+        return []
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
         """Return what is encoded before the job draws, with its kind in the disk cache.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyimg_cli.errors import JobError, require
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.bagel.config import FAMILY as NAME
@@ -145,6 +146,13 @@ class BagelPrompter(ImageCheckpoint):
         if room < 1:
             self._refuse_too_long(layout)
         return max(0, min(job.text.max_new_tokens - 1, room))
+
+    def prefixes(self, job: ImageJob) -> list[list[Segment]]:
+        shapes = self._shapes([Size(1, 1)] * len(job.images))
+        opening = self.opening(job, shapes)
+        found = [opening.layout] if opening else self.branches(job, self.contexts(job, shapes))
+        rows = dict.fromkeys(found)
+        return [segments(one, one.ids, job.images, one.length - 1) for one in rows]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         shapes = self._shapes(source_sizes)

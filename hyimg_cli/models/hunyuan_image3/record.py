@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.errors import JobError
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.models.common.spans import Grid
@@ -193,6 +194,14 @@ class Prompter(ImageCheckpoint):
         One for distilled networks, and for scales up to 1.
         """
         return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
+
+    def prefixes(self, job: ImageJob) -> list[list[Segment]]:
+        shapes, names = [self._smallest] * len(job.images), job.images
+        if opening := self.opening(job, shapes):
+            return [segments(opening.layout, opening.ids, names, len(opening.ids) - 1)]
+        layout = self.picture(job, shapes, None, self._bucket(job))
+        rows = (layout.ids, layout.unconditional_ids)[: self.branch_count(job)]
+        return [segments(layout, ids, names, layout.live_start - 1) for ids in rows]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Count the job's tokens; text not yet written counts as `assumed_think` tokens."""

@@ -234,6 +234,7 @@ class ContinuousBatch:
         if work.stages.draws:
             self._at.ready.append(work)
         else:
+            work.stages.end(work)
             yield work, work
 
     def _join(self, batch: deque[ImageRequest]) -> Events:
@@ -252,7 +253,7 @@ class ContinuousBatch:
                 for work, failure in self._built([*left]):
                     left.remove(work)
                     if failure is not None:
-                        yield work, work.as_lost(failure)
+                        yield from self._lose(work, failure)
                         continue
                     joined.append(work)
                     at.drawing.append(work)
@@ -280,7 +281,7 @@ class ContinuousBatch:
                         self._preempt(others.pop(), "branches")
                     batch.appendleft(work)
                 case _:
-                    yield work, work.as_lost(tried.error)
+                    yield from self._lose(work, tried.error)
         for work in joined:
             yield work, Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
 
@@ -346,6 +347,7 @@ class ContinuousBatch:
 
     def _decode(self, work: ImageRequest) -> Events:
         work.stages.decode(work)
+        work.stages.end(work)
         yield work, work
 
     def _decode_later(self, work: ImageRequest) -> None:
@@ -354,6 +356,7 @@ class ContinuousBatch:
 
     def _lose(self, lost: ImageRequest, error: Exception) -> Events:
         self._remove(lost)
+        lost.stages.end(lost)
         yield lost, lost.as_lost(error)
 
     def _remove(self, work: ImageRequest) -> None:

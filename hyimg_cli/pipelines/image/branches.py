@@ -15,7 +15,7 @@ Recomputing starts every branch from an empty buffer.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -23,6 +23,7 @@ from typing import Any
 
 from hyimg_cli.errors import ReuseError
 from hyimg_cli.kv.buffer import Buffer, Slice
+from hyimg_cli.kv.returns import Returns
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.common.model import DecoderModel
@@ -31,6 +32,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.prefill import Prefilling
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.events import BranchTokens, ReuseReport, ReuseStatus
+from hyimg_cli.spec.job import ImageJob
 
 
 class Prefixes:
@@ -39,12 +41,39 @@ class Prefixes:
     With a budget of zero nothing is shared.
     """
 
-    def __init__(self, tree: KVTree[Slice], scope: str) -> None:
-        self._tree, self._scope = tree, scope
+    def __init__(
+        self,
+        tree: KVTree[Slice],
+        scope: str,
+        returns: Returns | None = None,
+        names: Mapping[str, str] | None = None,
+        used: list[tuple[str, Sequence[Segment]]] | None = None,
+    ) -> None:
+        """`returns`: what jobs that are left will look up; None if later jobs are unknown.
+
+        `names`: the paths of a job's images, by digest; `used`: the sequences that it looked up.
+        """
+        self._tree, self._scope, self._returns = tree, scope, returns
+        self._names, self._used = names or {}, [] if used is None else used
 
     def within(self, scope: object) -> "Prefixes":
         """Return the prefixes of one guidance branch or caller's scope, visible only in it."""
-        return Prefixes(self._tree, f"{self._scope} of {scope!r}")
+        inner = f"{self._scope} of {scope!r}"
+        return Prefixes(self._tree, inner, self._returns, self._names, self._used)
+
+    def of_job(self, names: Mapping[str, str]) -> "Prefixes":
+        """Return the same for one job, which looks up sequences until its `end`."""
+        return Prefixes(self._tree, self._scope, self._returns, names)
+
+    def end(self, job: ImageJob) -> None:
+        """Drop what no job that is left will look up, now that this one has ended."""
+        if self._returns is None:
+            return
+        self._returns.end(job)
+        for scope, segments in self._used:
+            over = self._returns.over(segments, self._names)
+            if over is not None:
+                self._tree.trim(scope, *over)
 
     def held(self, segments: Sequence[Segment]) -> int:
         """Return the number of leading tokens of the segments that are held."""
@@ -53,6 +82,7 @@ class Prefixes:
     def start(self, segments: Sequence[Segment], buffer: Buffer) -> int:
         """Fill the empty `buffer` with the longest held prefix; return its length in tokens."""
         assert buffer.length == 0, "a prefix stands at the front"
+        self._used.append((self._scope, segments))
         match = self._tree.match(self._scope, segments)
         with self._tree.pinned(match) as prefix:
             for payload in prefix.payloads:
@@ -65,11 +95,21 @@ class Prefixes:
 
     def computing(self, segments: Sequence[Segment]) -> AbstractContextManager[None]:
         """Let other jobs wait for the segments until the block ends; then `keep` them."""
-        return self._tree.expecting(self._scope, segments)
+        return self._tree.expecting(self._scope, self._returning(segments))
 
-    def keep(self, segments: Sequence[Segment], buffer: Buffer) -> None:
-        """Hold the segments' K/V, copied from the buffer in which they were computed."""
-        self._tree.insert(self._scope, segments, buffer.cut)
+    def keep(
+        self, segments: Sequence[Segment], buffer: Buffer, *, is_awaited: bool = False
+    ) -> None:
+        """Hold the segments' K/V, copied from the buffer in which they were computed.
+
+        Of a sequence that is not known to be `is_awaited`, hold what other jobs may look up.
+        """
+        self._used.append((self._scope, segments))
+        held = segments if is_awaited else self._returning(segments)
+        self._tree.insert(self._scope, held, buffer.cut)
+
+    def _returning(self, segments: Sequence[Segment]) -> Sequence[Segment]:
+        return segments if self._returns is None else self._returns.shared(segments, self._names)
 
     def release(self) -> None:
         """Drop everything to free memory; later jobs compute their prefixes again."""

@@ -11,11 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from hyimg_cli.errors import JobError
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
+from hyimg_cli.kv.returns import Returns
+from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.planner import size_class_of
+from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import SourceImage, read_image
 from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.fit import memory_guard, spare_bytes
@@ -40,6 +44,7 @@ from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import JobStarted, ModelLoaded, OutputFile, Prewarmed, Progress
 from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +72,15 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         self._limits: dict[str, Together] = {}
         self._size_class = ""
         self._counted: dict[str, dict[str, int]] = {}
+        # The plan whose jobs are run, and by model which prefixes they will look up.
+        self._plan: Plan | None = None
+        self._returns: dict[str, Returns] = {}
+
+    def expect(self, plan: Plan, *, is_known: bool) -> None:
+        """Keep prefixes for this plan's jobs alone; `is_known`: from an earlier piece of it."""
+        if not (is_known and plan is self._plan):
+            self._plan = plan
+            self._returns.clear()
 
     def use(
         self, model: str, jobs: Sequence[ImageJob], folder: JobFolder | None
@@ -128,7 +142,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             )
             known = WholeBatches(
                 jobs,
-                self._stages(source_images.read, folder),
+                self._stages(source_images.read, folder, self._returns_of(model)),
                 lambda: PhaseClock(started, waits, shares),
             )
             run = ContinuousBatch(known, self._together)
@@ -251,7 +265,22 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         lengths = {shape.tokens for shape in shapes if shape.tokens}
         return Prewarmed(len(shapes), 0.0, captured, tokens=tuple(sorted(lengths)))
 
-    def _stages(self, read: ReadSource, folder: JobFolder | None = None) -> ImageStages:
+    def _returns_of(self, model: DecoderModel) -> Returns | None:
+        """Return which prefixes the plan's jobs that are left will look up; None without a plan."""
+        name, plan = model.card.model, self._plan
+        if plan is None or not self._config.batch.prefix_cache_mb:
+            return None
+        if name not in self._returns:
+            self._returns[name] = Returns(
+                plan.jobs_of_model(name),
+                partial(_prefixes_of, model),
+                splits_text=not self._config.batch.is_invariant,
+            )
+        return self._returns[name]
+
+    def _stages(
+        self, read: ReadSource, folder: JobFolder | None = None, returns: Returns | None = None
+    ) -> ImageStages:
         """Return the stages of jobs that go to `folder`; those of a server name theirs."""
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
@@ -259,7 +288,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         return ImageStages(
             model,
             self._config.reuse,
-            Prefixes(self.tree, f"{model.card.model} {model.dtype_name}"),
+            Prefixes(self.tree, f"{model.card.model} {model.dtype_name}", returns),
             read,
             self._sources.encode,
             texts=self._texts,
@@ -269,6 +298,16 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 work, folder if work.ticket is None else work.ticket.folder
             ),
         )
+
+
+def _prefixes_of(model: DecoderModel, job: ImageJob) -> list[list[Segment]]:
+    """Return the sequences that a job will look up; none if it will fail."""
+    replay = Replay.of(job)
+    try:
+        prefixes: list[list[Segment]] = model.prompter.prefixes(replay.job if replay else job)
+    except JobError:
+        return []
+    return prefixes
 
 
 def _read_now(path: str) -> tuple[SourceImage, float]:

@@ -51,7 +51,8 @@ class ImageRequest(Request[ImageJob]):
     `stages`: the stages of its scope. `ticket`: a server's ticket for it. `text_key`: equal for
     requests that would write or feed the same text. `decoding`: None if there is no text to write.
 
-    `writing`: the job as it was when it wrote its text, if that is replayed; else the job.
+    `prefixes`: those that it looks up. `writing`: the job as it was when it wrote its text, if that
+    is replayed; else the job.
     `computed`, `shared`: rows of the prompt that were computed, and rows that other jobs had left.
     `prompt`: all but its last token, as other jobs may share it. `cached`: the text once it is
     complete. A text that was written before is set from the start; its rows are in the context and
@@ -73,6 +74,7 @@ class ImageRequest(Request[ImageJob]):
     sources: list[Encoded]
     source_sizes: tuple[Size, ...]
     writing: ImageJob
+    prefixes: Prefixes | None = None
     context: Context
     decoding: DecodeRequest | None = None
     computed: int
@@ -187,6 +189,8 @@ class ImageStages:
             work.notes += encoded.notes
             work.warnings += encoded.warnings
             work.sources.append(encoded)
+        digests = [source.digest for source in work.sources]
+        work.prefixes = self.prefixes.of_job(dict(zip(digests, job.images, strict=True)))
         work.writing, work.cached = self._replayed(job, work.sources) or (job, None)
         if kept is not None and kept.text is not None:
             work.first_step = kept.step
@@ -252,7 +256,7 @@ class ImageStages:
         if kept is not None and kept.is_last:
             work.reuse = replace(work.reuse, reason="only the decode was left")
         else:
-            prefixes = self.prefixes if self.reuse.kv_reuse else None
+            prefixes = work.prefixes if self.reuse.kv_reuse else None
             builder = BranchBuilder(self.model, work.canvas, work.sources, prefixes, work.clock)
             work.branches, tokens = yield from builder.build(work.context)
             work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
@@ -293,6 +297,10 @@ class ImageStages:
             pixels = aligned(pixels, work.canvas.bucket, work.source_sizes, self.model.card)
         work.pixels = pixels
         work.clock.enter("queue")
+
+    def end(self, work: ImageRequest) -> None:
+        """Drop the prefixes that no job will look up after this one."""
+        (work.prefixes or self.prefixes).end(work.job)
 
     def _reference(self, work: ImageRequest, images: Sequence[SourceImage]) -> np.ndarray | None:
         """Return the kept source after the model's own round trip, in the size that is drawn."""
@@ -337,7 +345,8 @@ class ImageStages:
         # The last token is always computed: its hidden row is needed to choose the next token.
         segments = work.prompt = model.segments(opening.layout, ids, sources, stop - 1)
         behind = [] if cached is None else [TextSegment((ids[stop - 1], *cached.fed))]
-        shareable, prefixes = [*segments, *behind], self.prefixes
+        shareable, prefixes = [*segments, *behind], work.prefixes
+        assert prefixes is not None, "they are set when the sources are read"
         while prefixes.are_coming(shareable, 0) and prefixes.are_coming(
             shareable, prefixes.held(shareable)
         ):
@@ -375,7 +384,8 @@ class ImageStages:
             return  # nothing is drawn, or everything has been
         behind = TextSegment(tuple(work.context.ids[-len(written.fed) - 1 :]))
         try:
-            self.prefixes.keep([*work.prompt, behind], work.context.buffer)
+            assert work.prefixes is not None, "they are set when the sources are read"
+            work.prefixes.keep([*work.prompt, behind], work.context.buffer, is_awaited=True)
         except torch.OutOfMemoryError:
             logger.warning("%s: no memory to leave its text's K/V to others", work.job.custom_id)
 
