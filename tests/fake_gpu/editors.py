@@ -71,7 +71,7 @@ def _run(stages: Stages, config: RunConfig, job: ImageJob) -> None:
         if isinstance(event, Lost):
             raise event.error
         if isinstance(event, Progress) and event.phase == "denoise":
-            stages.end(f"step {event.done - 1}" if event.done else "begin")
+            stages.end(f"step {event.done}" if event.done else "begin")
             trace.blocks, trace.block_bytes = _blocks(pipeline._resident())
     stages.end("decode")
 
