@@ -23,7 +23,7 @@ KEYS = {"ann": "secret-a", "bob": "secret-b"}
 # The default of nginx's proxy_read_timeout, and the documented limit to an upload.
 PATIENCE_S, UPLOAD = 60, 200_000_000
 CONFIG = """
-daemon off; {user} pid {folder}/pid; error_log stderr;
+daemon off; master_process off; {user} pid {folder}/pid; error_log stderr;
 events {{}}
 http {{
   access_log off;
