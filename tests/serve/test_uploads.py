@@ -175,6 +175,10 @@ def test_content_stays_while_it_is_named(uploads: Uploads, tmp_path: Path) -> No
     os.utime(upload.path, (0, 0))
     uploads.sweep()
     assert uploads.path_of(uploads.find(record["id"], "ann")) == upload.path
+    uploads.close()
+    uploads = Uploads(tmp_path / "state")  # it was not used since
+    uploads.sweep()
+    assert upload.path.is_file()
     uploads.delete(record)
     uploads.sweep()  # a request may have it yet
     assert upload.path.is_file()

@@ -113,6 +113,34 @@ def test_the_cookie_reads_pages_only(
     assert secret.stat().st_mode & 0o077 == 0
 
 
+def test_a_cookie_whose_time_is_over_opens_nothing(
+    running: Running, client_of: ClientOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed by this server, for a key that is still known."""
+    client_of(running)
+    own = batch_of(running, "secret-a")
+    for seconds, status in ((60, 200), (-1, 401)):
+        monkeypatch.setattr("hyimg_cli.serve.login._LASTS_S", seconds)
+        answer = browser_of(running).post(own, data={"key": "secret-a"})
+        head = {"cookie": answer.headers["set-cookie"].partition(";")[0]}
+        assert browser_of(running).get(own, headers=head).status_code == status
+
+
+def test_a_result_is_for_the_key_that_drew_it(running: Running, client_of: ClientOf) -> None:
+    client_of(running)
+    body = {"prompt": "a cat", "response_format": "url", "seed": 1}
+    clients = [
+        TestClient(
+            running.server.app,
+            base_url="http://127.0.0.1",
+            headers={"authorization": f"Bearer {key}"},
+        )
+        for key in ("secret-a", "secret-b")
+    ]
+    url = clients[0].post(GENERATE, json=body).json()["data"][0]["url"]
+    assert [client.get(url).status_code for client in clients] == [200, 404]
+
+
 def test_a_form_of_another_site_and_other_clients(running: Running, client_of: ClientOf) -> None:
     client_of(running)
     browser, own = browser_of(running), "/batches/batch_1/"
