@@ -10,6 +10,7 @@ import pytest
 from export.runs import LICENSED, candidates, job, lone_jobs, picture, write_lines, write_run
 
 from hyimg_cli.export.formats import FORMATS, read_rows
+from hyimg_cli.export.rows import Row, _pairs
 from hyimg_cli.scoring.candidates import all_in, read_candidates
 
 pytest.importorskip("pyarrow", reason="the extra [export] is not installed")
@@ -84,6 +85,16 @@ def test_pairs_are_of_one_line_and_of_judged_pictures(export: Export, tmp_path: 
         assert (pair["accepted"], pair["chosen_scores"]["judge"]) == (False, 7.0)
     info = json.loads((tmp_path / "data" / "dataset.json").read_text())["counts"]
     assert info["preference/train"] == 2 * info["default/train"]
+
+
+def test_pairs_are_with_the_best_of_several_accepted() -> None:
+    def row(name: str, rank: int | None, *reasons: str) -> Row:
+        columns = {"id": name, "rank": rank, "reasons": reasons, "pixel_sha256": name}
+        return Row("default", "train", columns | {"result": name, "mask": None, "scores": {}})
+
+    chosen = [row("third", 3), row("first", 1), row("second", 2)]
+    (pair,) = _pairs(chosen, [row("worse", None, "text 1 < 2")])
+    assert (pair.columns["chosen_id"], pair.columns["rejected"]) == ("first", "worse")
 
 
 def test_a_person_and_a_stale_pick(export: Export, tmp_path: Path) -> None:

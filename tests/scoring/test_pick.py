@@ -1,12 +1,14 @@
 """The rule: gates with reasons, then the mean rank, ties to the lower number; a person above it."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.scoring.candidates import Candidate
+from hyimg_cli.scoring.candidates import Candidate, read_candidates
 from hyimg_cli.scoring.pick import Rule, pick, rule_of
 from hyimg_cli.settings.run import CandidatesConfig
 
@@ -30,6 +32,33 @@ def scores_of(*candidates: Candidate, **values: list[Any]) -> dict[str, dict[str
 
 def reasons(line: dict[str, Any]) -> dict[str, list[str]]:
     return {one["custom_id"]: one["reasons"] for one in line["rejected"]}
+
+
+def test_a_scores_key_has_all_that_its_scorer_is_shown_and_nothing_else() -> None:
+    """Two candidates of equal pixels, with other texts and masks."""
+    line = {"custom_id": "a", "prompt": "x"}
+    outputs = [{"path": "a.png", "pixel_sha256": "1" * 64}]
+    one, other = (
+        Candidate(
+            line,
+            {"status": "done", "outputs": outputs, "cot_text": text}
+            | {"edit": {"mask": "outputs/a.mask.png", "sha256": {"mask": text}}},
+            Path(),
+        )
+        for text in ("red", "blue")
+    )
+    for needs, is_same in ((["result"], True), (["text"], False), (["result", "mask"], False)):
+        assert (one.key("scorer", needs) == other.key("scorer", needs)) is is_same, needs
+
+
+def test_candidates_come_by_number_in_whatever_order_their_lines_are(tmp_path: Path) -> None:
+    lines = [
+        {"custom_id": f"a-{n}", "candidate_of": "a", "candidate": n, "prompt": "x", "cot_text": "y"}
+        for n in (2, 0, 1)
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert [one.number for one in read_candidates(path)["a"]] == [0, 1, 2]
 
 
 def test_mean_rank_over_scorers_and_ties_to_the_lower_number(
