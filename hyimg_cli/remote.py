@@ -29,6 +29,7 @@ _PACKAGES = {
 }
 _NO_LIBRARY = "install that library, or copy the files to this machine"
 # Most libraries raise these with only a name.
+_STORES = ("s3", "s3a", *_PACKAGES)
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
     FileExistsError: errno.EEXIST,
@@ -220,7 +221,7 @@ def as_os_errors(address: str) -> Iterator[None]:
     """
     try:
         scheme = scheme_of(address)
-        if scheme in _PACKAGES and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
+        if scheme in _STORES and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
             raise OSError(errno.EIO, f"the store did not answer within {_FIRST_ANSWER_S} s")
         yield
     except tuple(_NUMBERS) as error:

@@ -48,7 +48,9 @@ def test_a_stopped_run_resumes(
     resumed = run_cli("generate", manifest, "-o", "out", "--json")
     assert resumed.code == 0, resumed.err
     long, last = resumed.json_lines
-    assert (long["custom_id"], long["denoise_steps"]) == ("long", 6)
+    # Its steps were done when the run stopped, and its latents saved.
+    assert (long["custom_id"], long["denoise_steps"]) == ("long", 0)
+    assert "all 6 steps were denoised before; decoded from saved latents" in long["warnings"]
     assert (last["summary"]["done"], last["summary"]["skipped"]) == (1, 1)
     pictures = sorted(path.name for path in (tmp_path / "out" / "outputs").iterdir())
     assert pictures == ["long.png", "short.png"]

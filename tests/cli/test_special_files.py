@@ -48,8 +48,6 @@ COMMANDS = {
     "replay BAD.mp4": 2,
     "eval psnr BAD.png good.png": 2,
     "eval psnr film.mp4 BAD.mp4": 2,
-    "eval psnr BAD.jsonl": 2,
-    "eval psnr pairs.jsonl": 2,
     "eval psnr pictures bad-pictures": 2,
     "eval psnr pictures bad-pictures --as-video": 2,
     "eval psnr bad-run bad-run": 3,
@@ -98,7 +96,6 @@ def world(
     write_video(home / "film.mp4", [FRAMES], fps=8)
     write_jobs(home / "jobs.jsonl", JOB)
     write_jobs(home / "edits.jsonl", JOB | {"images": ["good.png", "BAD.png"]})
-    write_jobs(home / "pairs.jsonl", {"a": "good.png", "b": "BAD.png"})
     return kind, home
 
 

@@ -26,14 +26,14 @@ def test_what_the_other_kind_of_job_holds_is_not_its_alone(only: str, job: type)
 
 
 def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
-    environ = {"HYIMG_CHECKPOINT_EVERY": "2"}
+    environ = {"HYIMG_PROMPT_CACHE": "0"}
     settings = settle(
         {"vae_patch_parallel_size": 2, "quantization": "fp8"}, environ, {"frames": "png"}
     )
     names = "--vae-patch-parallel-size, frames of the recipe"
     both = [f"{names} apply to videos only; this manifest has none"]
     of_latents = "videos and diffusers image models only; this manifest has none"
-    other = f"HYIMG_CHECKPOINT_EVERY applies to {of_latents}"
+    other = f"HYIMG_PROMPT_CACHE applies to {of_latents}"
     assert list(without_effect(settings, [make_job()], model_card)) == [*both, other]
     card = replace(model_card("tiny-image"), networks=Networks(component_bytes=()))
     assert list(without_effect(settings, [make_job()], lambda model: card)) == both

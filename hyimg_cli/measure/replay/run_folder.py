@@ -26,7 +26,7 @@ def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:
 
     Empty if the job has none.
     """
-    with suppress(OutputFolderError):  # lines before the damage are usable
+    with suppress(HyimgError):  # what is damaged or cannot be read has no line
         jobs = past_jobs(run_of(file))
         return next((dict(one.line) for one in jobs if one.custom_id == custom_id), {})
     return {}
