@@ -22,14 +22,14 @@ from hyimg_cli.addresses import scheme_of
 from hyimg_cli.errors import MachineError, UsageError, installation
 
 logger = logging.getLogger(__name__)
-# The package of each store's library, if no extra of hyimg has it.
+# An extra of hyimg has the library of S3. The package of each other store's library:
+_S3 = ("s3", "s3a")
 _PACKAGES = {
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "adlfs"),
 }
 _NO_LIBRARY = "install that library, or copy the files to this machine"
 # Most libraries raise these with only a name.
-_STORES = ("s3", "s3a", *_PACKAGES)
 _NUMBERS: dict[type[OSError], int] = {
     FileNotFoundError: errno.ENOENT,
     FileExistsError: errno.EEXIST,
@@ -114,7 +114,7 @@ def _system(scheme: str) -> Any:
         return fsspec.filesystem(scheme, **options)
     except ImportError as error:
         hint = f"pip install {_PACKAGES[scheme]}" if scheme in _PACKAGES else _NO_LIBRARY
-        hint = installation("s3") if scheme in ("s3", "s3a") else hint
+        hint = installation("s3") if scheme in _S3 else hint
         raise MachineError(
             f"{scheme}:// needs a library that is not installed: {error.name or error}",
             hint=hint,
@@ -221,7 +221,7 @@ def as_os_errors(address: str) -> Iterator[None]:
     """
     try:
         scheme = scheme_of(address)
-        if scheme in _STORES and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
+        if scheme in (*_S3, *_PACKAGES) and not _answers(f"{scheme}://{urlsplit(address).netloc}"):
             raise OSError(errno.EIO, f"the store did not answer within {_FIRST_ANSWER_S} s")
         yield
     except tuple(_NUMBERS) as error:

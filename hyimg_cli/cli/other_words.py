@@ -76,7 +76,7 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "out output output_dir outdir out_dir output_folder output_path save save_dir save_path "
         "dest destination results target to",
-        ("give -o, as in -o results", "give --csv distances.csv"),
+        ("give -o, as in -o results",),
     ),
     (
         "overwrite f force_overwrite clobber redo",

@@ -12,6 +12,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.cli.progress import Report, stoppable
 from hyimg_cli.cli.render import Style
 from hyimg_cli.engine.runner import RunRequest
+from hyimg_cli.journal.journal import PAGE
 from hyimg_cli.journal.picks import DRAFTS, kind_of
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted
@@ -22,7 +23,6 @@ RUN_OR_TEXTS = typer.Argument(
     help="Output folder of hyimg generate, or a file that hyimg think wrote.",
 )
 _MOST_SHOWN = 20
-_PAGE = "report.html"
 
 
 def show_picks(picks: Sequence[Mapping[str, Any]], *, is_quiet: bool, as_json: bool) -> int:
@@ -73,7 +73,7 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
     if request.config.output.report:
         refresh_pages(request.config.output.folder)
     code = show_picks(picks, is_quiet=style.is_quiet, as_json=style.as_json)
-    page = request.config.output.folder / DRAFTS / _PAGE
+    page = request.config.output.folder / DRAFTS / PAGE
     if page.is_file():
         render.note_unless(style.is_quiet)(f"to choose among the drafts yourself: {page}")
     return 1 if any(one.failed or one.invalid for one in flow.summaries) else code
@@ -84,7 +84,7 @@ def refresh_pages(place: Path) -> None:
     from hyimg_cli.report.run_page import RunPage
 
     for folder in (place, place / DRAFTS):
-        if (folder / _PAGE).is_file():
+        if (folder / PAGE).is_file():
             RunPage(folder).refresh()
 
 

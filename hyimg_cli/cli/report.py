@@ -41,9 +41,9 @@ def report(
         with disk_errors(path.parent):
             replace_file(path, text.encode("utf-8", "backslashreplace"))
     else:
-        from hyimg_cli.journal.journal import RunFolder
-        from hyimg_cli.report.run_page import NAME, RunPage
+        from hyimg_cli.journal.journal import PAGE, RunFolder
+        from hyimg_cli.report.run_page import RunPage
 
-        path = folder / NAME
+        path = folder / PAGE
         RunPage(folder).refresh(is_running=RunFolder(folder).is_locked)
     render.note_unless(quiet)(f"report: {path}")

@@ -132,7 +132,9 @@ class Recorder:
             fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
             if output is not None:
                 fields["notes"] += tuple(_on_size(done.job, output, fields["notes"]))
-            key = key_of(done.job, done.sources_as_read, self._config)
+            # The latents of a job that was drawn are kept under its key.
+            place = done.checkpoint
+            key = place.key if place else key_of(done.job, done.sources_as_read, self._config)
             files = (output,) if output else ()
             yield self._append(Outcome(done.job.custom_id, "done", key, outputs=files, **fields))
 

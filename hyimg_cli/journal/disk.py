@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyimg_cli.errors import OutputFolderError, StorageError
-from hyimg_cli.files import descriptor_of, opened, storage_error, write_all
+from hyimg_cli.files import descriptor_of, nearest_existing, opened, storage_error, write_all
 
 
 def take_lock(path: Path, held: contextlib.ExitStack, wait_s: float = 0.0) -> int:
@@ -87,7 +87,7 @@ def refuse_place(path: Path) -> None:
 
     Raises OSError if the nearest existing folder is not writable.
     """
-    there = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
+    there = nearest_existing(path)
     if not there.is_dir():
         raise _is_a_file(path)
     if not os.access(there, os.W_OK | os.X_OK):

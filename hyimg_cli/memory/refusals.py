@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hyimg_cli.cache.disk import refuse_cache_file
 from hyimg_cli.errors import MachineError, StorageError, UsageError, installation
+from hyimg_cli.files import nearest_existing
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models.registry import model_card, refuse_unfollowed, sequences, video_card
 from hyimg_cli.settings.run import CONTEXT_BACKENDS, ModelChoice, ParallelConfig, RunConfig
@@ -202,8 +203,7 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     # The latents of the current one, and the copy that replaces them.
     latents_bytes = 2 * max(work.latents_bytes for work in works)
     needed = film_bytes(pixels, with_frames=config.output.frames != "none") + latents_bytes
-    there = next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
-    if needed > (free := shutil.disk_usage(there).free):
+    if needed > (free := shutil.disk_usage(nearest_existing(folder)).free):
         what = f"the videos will take about {bytes_text(needed)}, and {bytes_text(free)} are free"
         hint = "free some space, choose another folder with -o, or run fewer jobs with --limit"
         raise StorageError(what, where=folder, hint=hint, code="storage.full")

@@ -112,11 +112,9 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """Return the place for a request's latents, once its sources are read; None without one."""
         if folder is None:
             return None
-        path, key = (
-            folder.latents_for(work.job.custom_id),
-            key_of(work.job, work.sources_as_read, self._config),
-        )
-        return LatentsCheckpoint(path, key, self._config.output.checkpoint_every, work.warnings)
+        key = key_of(work.job, work.sources_as_read, self._config)
+        path, every = folder.latents_for(work.job.custom_id), self._config.output.checkpoint_every
+        return LatentsCheckpoint(path, key, every, work.warnings)
 
     @abstractmethod
     def forget(self) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from hyimg_cli import __version__
 from hyimg_cli.files import bytes_of, refuse_links, replace_file
+from hyimg_cli.journal.journal import PAGE
 from hyimg_cli.journal.picks import DRAFTS
 from hyimg_cli.report.page import TEMPLATES
 from hyimg_cli.report.picks import is_of_drafts
 from hyimg_cli.spec import digest
 
 _STATE = "report/state"
-_PAGE = "report.html"
 _RECORDS = (".json", ".jsonl")
 _LENGTH = 64
 
@@ -50,12 +50,12 @@ def _facts(folder: Path) -> Iterator[str]:
     yield from (_content(path) for path in sorted(TEMPLATES.iterdir()) if path.is_file())
     # A page tells about the run of its drafts too, and the page of drafts about the run.
     for place in (folder, folder.parent if is_of_drafts(folder) else folder / DRAFTS):
-        yield f"{place.name} {(place / _PAGE).is_file()}"
+        yield f"{place.name} {(place / PAGE).is_file()}"
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(place.iterdir()):
                 if path.suffix in _RECORDS and path.is_file():
                     yield _content(path)
-    for name in (_PAGE, "report"):
+    for name in (PAGE, "report"):
         for path in sorted([folder / name, *(folder / name).glob("*.js")]):
             if path.is_file():
                 found = path.stat()

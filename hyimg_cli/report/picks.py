@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.journal import PAGE, RunFolder
 from hyimg_cli.journal.picks import CANDIDATES, DRAFTS, PICKS, read_picks, verdicts_of
-
-_PAGE = "report.html"
 
 
 def is_of_drafts(folder: Path) -> bool:
@@ -24,11 +22,11 @@ def other_run(folder: Path) -> dict[str, Any] | None:
         link, text = "..", "These are drafts; the picked ones in full"
     else:
         link, text = DRAFTS, "The drafts of all candidates"
-    if not (folder / link / _PAGE).is_file():
+    if not (folder / link / PAGE).is_file():
         return None
     results = RunFolder(folder / link).results().values()
     failed = sum(one.get("status") == "failed" for one in results)
-    return {"link": f"{link}/{_PAGE}", "text": text, "failed": failed}
+    return {"link": f"{link}/{PAGE}", "text": text, "failed": failed}
 
 
 def awaits_picks(folder: Path) -> bool:

@@ -31,7 +31,15 @@ from hyimg_cli.files import (
     replace_file,
     storage_error,
 )
-from hyimg_cli.journal.journal import RESOLVED, RESULTS, RUN, RunFolder, attempt_of, json_line
+from hyimg_cli.journal.journal import (
+    PAGE,
+    RESOLVED,
+    RESULTS,
+    RUN,
+    RunFolder,
+    attempt_of,
+    json_line,
+)
 from hyimg_cli.journal.journal_file import outcomes_in, whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
 from hyimg_cli.journal.provenance import cores
@@ -44,7 +52,7 @@ from hyimg_cli.report.thumbnails import LinkedPictures
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Event, JobEnded
 
-NAME, DATA = "report.html", "report"
+DATA = "report"
 # The run of a server's batch is in the batch's folder.
 _BATCH_RUN = re.compile(r"(batch_[0-9a-f]{24})/run")
 _PER_FILE = 200
@@ -128,7 +136,7 @@ class RunPage:
                 facts["picks"] = digest.of_bytes(picks.encode("utf-8", "backslashreplace"))[:16]
             files[f"{DATA}/index.js"] = call("index", facts)
             about = {name: facts[name] for name in ("command", "title")}
-            files[NAME] = render("report.html", inline="", **about)
+            files[PAGE] = render("report.html", inline="", **about)
             return bool([name for name, text in files.items() if self._put(name, text)])
         except OSError as error:
             raise storage_error(error, self._folder) from error

@@ -45,14 +45,19 @@ def put(family: str, name: str, offload: str, found: "Trace") -> None:
     PATH.write_text(json.dumps(_HEAD | {"rows": kept}, indent=1) + "\n")
 
 
-def main() -> None:
-    from fake_gpu.trace import traced  # the rows can be read without the libraries
-
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(description: str | None) -> argparse.Namespace:
+    """The family, the name and the offload on the command line of a trace."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("family")
     parser.add_argument("name")
     parser.add_argument("--offload", default="none", choices=("none", "model", "group"))
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    from fake_gpu.trace import traced  # the rows can be read without the libraries
+
+    given = arguments(__doc__)
     put(given.family, given.name, given.offload, traced(given.family, given.name, given.offload))
 
 

@@ -7,7 +7,6 @@ prints a trace as JSON. A family is a module of this folder with `trace(folder, 
 which writes the model's files, enters `fake_process` and ends its stages one after the other.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ import diffusers
 import torch
 import transformers
 from fake_gpu.device import FakeGpu, fake_gpu
+from fake_gpu.table import arguments
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
@@ -157,11 +157,7 @@ def _built(cls: Any, folder: Path, dtype: torch.dtype, **_: Any) -> tuple[Any, d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("family")
-    parser.add_argument("name")
-    parser.add_argument("--offload", default="none", choices=("none", "model", "group"))
-    given = parser.parse_args()
+    given = arguments(__doc__)
     warnings.simplefilter("error")
     # The library looks at the range of pixels, and these have no numbers.
     warnings.filterwarnings("ignore", "Passing `image` as torch tensor", FutureWarning)

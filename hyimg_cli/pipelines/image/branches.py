@@ -89,9 +89,16 @@ class Prefixes:
                 buffer.extend(payload)
         return buffer.length
 
-    def are_coming(self, segments: Sequence[Segment], tokens: int) -> bool:
-        """True if another job computes more than this many leading tokens, to keep them."""
-        return self._tree.expects(self._scope, segments, tokens)
+    def are_coming(self, segments: Sequence[Segment], known: int = 0) -> bool:
+        """True if another job computes, to keep them, more leading tokens than are held.
+
+        `known`: tokens that the job has from elsewhere; as many held ones are worth no waiting.
+        """
+        expects = self._tree.expects
+        # The second look needs a search of the tree, and mostly nothing is computed.
+        return expects(self._scope, segments, known) and expects(
+            self._scope, segments, self.held(segments)
+        )
 
     def computing(self, segments: Sequence[Segment]) -> AbstractContextManager[None]:
         """Let other jobs wait for the segments until the block ends; then `keep` them."""
@@ -253,10 +260,7 @@ class BranchBuilder:
             # A branch with the whole prefix may lend its memory, while the AR stage's is needed.
             if shared > known or (shared == own.live_start and self.model.lends_prefixes):
                 return True
-        shareable, prefixes = self._shareable(own), self.prefixes
-        return prefixes.are_coming(shareable, known) and prefixes.are_coming(
-            shareable, prefixes.held(shareable)
-        )
+        return self.prefixes.are_coming(self._shareable(own), known)
 
     def _prefill(self, one: _Started) -> Prefill:
         return Prefill(one.own.layout, one.own.ids, self.sources, one.buffer, one.own.live_start)

@@ -53,6 +53,7 @@ class ImageRequest(Request[ImageJob]):
 
     `prefixes`: those that it looks up. `writing`: the job as it was when it wrote its text, if that
     is replayed; else the job.
+
     `computed`, `shared`: rows of the prompt that were computed, and rows that other jobs had left.
     `prompt`: all but its last token, as other jobs may share it. `cached`: the text once it is
     complete. A text that was written before is set from the start; its rows are in the context and
@@ -347,9 +348,7 @@ class ImageStages:
         behind = [] if cached is None else [TextSegment((ids[stop - 1], *cached.fed))]
         shareable, prefixes = [*segments, *behind], work.prefixes
         assert prefixes is not None, "they are set when the sources are read"
-        while prefixes.are_coming(shareable, 0) and prefixes.are_coming(
-            shareable, prefixes.held(shareable)
-        ):
+        while prefixes.are_coming(shareable):
             yield []
         buffer = model.new_buffer(opening.capacity)
         work.shared = prefixes.start(shareable, buffer)

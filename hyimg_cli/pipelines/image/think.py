@@ -288,10 +288,11 @@ class CachedText:
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "CachedText":
         """Return the text of a `record`. Raises KeyError or TypeError for anything else."""
-        text, lists = dict(record["text"]), (tuple(run) for run in record["runs"])
-        text |= {"ending": tuple(text["ending"])}
-        text |= {"ids": None if text["ids"] is None else tuple(text["ids"])}
-        return cls(GeneratedText(**text), tuple(record["fed"]), tuple(lists), record["writer"])
+        text = record["text"]
+        ids = None if text["ids"] is None else tuple(text["ids"])
+        written = GeneratedText(ids, text["text"], text["cut"], tuple(text["ending"]))
+        runs = tuple(map(tuple, record["runs"]))
+        return cls(written, tuple(record["fed"]), runs, record["writer"])
 
     @property
     def note(self) -> dict[str, Any]:
