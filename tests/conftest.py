@@ -43,6 +43,10 @@ settings.register_profile(
 settings.load_profile("the same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write transcripts as they are today")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """No test touches the developer's own cache, nor one that a test started as a process."""
     os.environ["HYIMG_CACHE_DIR"] = str(CACHE)

@@ -1,0 +1,104 @@
+"""What commands say, whole: each file of `transcripts/` is typed and compared line by line.
+
+    # why this is here                     a comment
+    file jobs.jsonl                        writes a file: the lines below it that begin with "| "
+    | {"prompt": "a cat"}
+    picture in/cat.png 64x48               writes a picture (a red square on white)
+    folder kept                            makes a folder
+    remove in/cat.png                      removes a file or a folder
+    $ hyimg check jobs.jsonl               a command; a file called "stdin" is its standard input
+    > a line on standard output
+    ! a line on standard error
+    = 2                                    the exit code; not written where it is 0
+
+`pytest tests/cli/test_transcripts.py --rewrite` writes what commands say today; read the difference. Pictures
+are made by the fake session, so that no model is loaded. Words in brackets stand for what differs
+from run to run: [here] is the working folder.
+"""
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRANSCRIPTS = Path(__file__).parent / "transcripts"
+ANSWERS = ("> ", "! ", "= ", ">", "!")
+# In this order: a path may hold a number.
+_VARYING = (
+    (re.compile(r"\b[0-9a-f]{64}\b"), "[sha256]"),
+    (re.compile(r"\b\d+(\.\d+)? s\b"), "[seconds] s"),
+    (re.compile(r"\b\d{4}-\d\d-\d\dT[\d:.+Z]+"), "[time]"),
+    (re.compile(r"\bprocess \d+ on \S+"), "process [number] on [machine]"),
+)
+
+
+@pytest.mark.usefixtures("fake_session")
+@pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
+def test_commands_say_what_is_written(
+    path: Path,
+    tmp_path: Path,
+    run_cli: Callable[..., Any],
+    write_picture: Callable[..., Path],
+    pytestconfig: pytest.Config,
+) -> None:
+    written = path.read_text(encoding="utf-8")
+    typed = "\n".join(_typed(written.splitlines(), tmp_path, run_cli, write_picture)) + "\n"
+    if pytestconfig.getoption("rewrite"):
+        path.write_text(typed, encoding="utf-8")
+    else:
+        assert typed == written
+
+
+def _typed(
+    lines: list[str],
+    folder: Path,
+    run_cli: Callable[..., Any],
+    write_picture: Callable[..., Path],
+) -> Iterator[str]:
+    """The same lines, with what each command says now in place of what is written."""
+    for at, line in enumerate(lines):
+        if line.startswith(ANSWERS):
+            continue
+        yield line
+        word, _, rest = line.partition(" ")
+        target = folder / rest.split(" ")[0]
+        if word == "file":
+            target.parent.mkdir(parents=True, exist_ok=True)
+            content = (text[2:] for text in _following(lines[at + 1 :], "|"))
+            target.write_text("".join(f"{text}\n" for text in content), encoding="utf-8")
+        elif word == "picture":
+            name, size = rest.split(" ")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            width, height = map(int, size.split("x"))
+            write_picture(name, (width, height))
+        elif word == "folder":
+            target.mkdir(parents=True)
+        elif word == "remove":
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+        elif word == "$":
+            yield from _answers(run_cli, shlex.split(rest)[1:], folder)
+        else:
+            assert not line or word in ("#", "|"), f"not a line of a transcript: {line}"
+
+
+def _following(lines: list[str], mark: str) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith(mark):
+            return
+        yield line
+
+
+def _answers(run_cli: Callable[..., Any], words: list[str], folder: Path) -> Iterator[str]:
+    given = folder / "stdin"
+    ran = run_cli(*words, stdin=given.read_text(encoding="utf-8") if given.exists() else "")
+    for mark, text in ((">", ran.out), ("!", ran.err)):
+        text = text.replace(str(folder), "[here]")
+        for pattern, word in _VARYING:
+            text = pattern.sub(word, text)
+        yield from (f"{mark} {line}".rstrip() for line in text.splitlines())
+    if ran.code:
+        yield f"= {ran.code}"
