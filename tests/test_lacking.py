@@ -2,6 +2,7 @@
 found, pictures are made, and whatever else is asked for says what is missing.
 """
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -42,6 +43,46 @@ sys.exit(pytest.main([*options, "--collect-only", "-m", "gpu", {str(TESTS)!r}]))
 """
 
 
+# Their networks are made of diffusers' own modules.
+NEED_DIFFUSERS = {
+    TESTS / "models" / "lingbot_world" / "test_chunks.py",
+    TESTS / "models" / "diffusers_video" / "test_context.py",
+}
+GPU_TESTS = {path for path in TESTS.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
+GPU_TESTS -= {Path(__file__), *NEED_DIFFUSERS}
+
+
+def imported_at_the_top(path: Path, seen: set[Path]) -> set[str]:
+    """Libraries that importing a file imports, by itself or by files of this repository."""
+    seen.add(path)
+    libraries = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        match node:
+            case ast.Import(names):
+                modules = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), names=names):
+                modules = [module, *(f"{module}.{alias.name}" for alias in names)]
+            case _:
+                continue
+        for module in modules:
+            libraries.add(module.split(".")[0])
+            place = Path(*module.split("."))
+            for root in (path.parent, TESTS, TESTS.parent):
+                for ours in (root / place.with_suffix(".py"), root / place / "__init__.py"):
+                    if ours.is_file() and ours not in seen:
+                        libraries |= imported_at_the_top(ours, seen)
+    return libraries
+
+
+@pytest.mark.parametrize("path", sorted(GPU_TESTS), ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_gpu_test_imports_what_its_machine_lacks(path: Path) -> None:
+    """A conftest beside it counts as well; `bare` below is the same in earnest."""
+    seen: set[Path] = set()
+    beside = [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(TESTS)]
+    for file in (path, *(file for file in beside if file.exists())):
+        assert not imported_at_the_top(file, seen) & {*MAY_LACK}, file
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BARE, tmp_path_factory.mktemp("bare") / "out"]
@@ -53,12 +94,7 @@ def test_every_gpu_test_is_collected(bare: subprocess.CompletedProcess[str]) -> 
     """Without an error; no module that has one is skipped for what another of its tests needs."""
     assert bare.returncode == 0, bare.stdout + bare.stderr
     found = {line.partition("::")[0] for line in bare.stdout.splitlines() if "::" in line}
-    marked = {path for path in TESTS.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
-    marked.remove(Path(__file__))
-    # Their networks are made of diffusers' own modules.
-    marked.remove(TESTS / "models" / "lingbot_world" / "test_chunks.py")
-    marked.remove(TESTS / "models" / "diffusers_video" / "test_context.py")
-    assert found == {str(path.relative_to(TESTS.parent)) for path in marked}
+    assert found == {str(path.relative_to(TESTS.parent)) for path in GPU_TESTS}
 
 
 @pytest.mark.thorough
