@@ -1,7 +1,8 @@
 """How a run is carried out: everything that is not part of a job.
 
 A field with a `Declaration` is a setting: its flag, variable, key in a recipe, help, schema and
-part of the resume key follow from it (`settings.table`). Fields are given by name; only the main
+part of the resume key follow from it (`settings.table`). What the setting means is said once, in
+its help; a comment above it has what only this code needs. Fields are given by name; only the main
 field of a class may be given by position.
 """
 
@@ -93,10 +94,7 @@ class MachineInfo:
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The disk cache, kept between runs; without a `folder` nothing is cached.
-
-    `keeps_weights`: quantized expert weights are kept there.
-    """
+    """The disk cache, kept between runs; without a `folder` nothing is cached."""
 
     folder: Annotated[Path, FOLDER] | None = _kept(
         None, "Disk cache folder. Default: ~/.cache/hyimg.", name="cache_dir"
@@ -119,31 +117,7 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """The weights, where they run, and their precision.
-
-    `model`: a folder, a hub id or `tiny-image` (embedded). `device`: `auto`, `cpu`, `cuda`,
-    `cuda:N`, or `balanced` to spread the layers over every visible GPU. `quantization`: holds the
-    routed experts, or a video's transformer, in 8 bits (`fp8`) or 4 (`nf4`); changes pixels.
-    `deterministic`: torch uses only deterministic algorithms.
-
-    `vae_use_tiling`: decode latents tile by tile, in limited memory, or whole; pixels differ. None:
-    tiles for videos, whole pictures. `decode_tiles`: tiles of a video's decode, whatever
-    `vae_use_tiling` is: the model's `own`, or tiles of half their side; changes pixels.
-    `vae_dtype`: the precision of pictures' VAEs, whose weights are in float32. `float16` decodes
-    under autocast. `auto` does so on a GPU if upstream does, and otherwise decodes in float32
-    (TF32 on a GPU). `float32` uses full precision.
-
-    `decode_graphs`: decode text with CUDA graphs, by default where supported; rounding differs, so
-    texts can differ. `cpu_offload`: one network of a video model at a time is on the GPU, or one
-    block of its transformer (`group`), and the others are in main memory; same pixels.
-    `offloads_experts`: a picture model's experts are in main memory, with `expert_room` bytes of
-    them on the GPU in addition to two layers, and so is the VAE while it is idle.
-    `attention_backend`, `compile_blocks`: settings of a video's transformer; rounding differs.
-
-    `components`: a folder with the text encoder and VAE of a video model that lacks them.
-    `machine`: the machine that does the work; None: this one. `weights_cache`: where quantized
-    weights are kept for the next start; None: nowhere.
-    """
+    """The weights, where they run, and their precision."""
 
     model: str = _weights("tiny-image", "Model folder or hub id.", is_basic=True, only="pictures")
     _: KW_ONLY
@@ -165,9 +139,11 @@ class ModelChoice:
     dtype: Dtype = _each_model(
         "auto", "Precision of weights and computation.", pixels=InKey("dtype")
     )
+    # `auto`, `cpu`, `cuda`, `cuda:N` or `balanced`.
     device: Annotated[str, DEVICE] = _each_model(
         "auto", "Device to run on; balanced uses all GPUs.", is_basic=True
     )
+    # Of pictures and of videos; `decode_tiles` counts whatever this one is.
     vae_use_tiling: bool | None = _model(
         None,
         "Decode in tiles to limit memory; changes pixels at tile borders. Default: only for "
@@ -175,12 +151,15 @@ class ModelChoice:
         pixels=InKey("vae", {True: "tiled", False: "whole"}),
         commands=("doctor", "replay"),
     )
+    # The weights are in float32: `float16` decodes under autocast, `float32` in full precision, and
+    # `auto` in float16 on a GPU where upstream does so, else in float32 (TF32 on a GPU).
     vae_dtype: VaeDtype = _model_of_pictures(
         "auto",
         "Precision of the VAE of pictures; auto decodes in float16 on a GPU, as the official "
         "code does.",
         pixels=InKey("vae_dtype"),
     )
+    # The routed experts of a picture model, the transformer of a video model.
     quantization: Quantization = _each_model(
         "none",
         "Quantize the weights.",
@@ -230,8 +209,11 @@ class ModelChoice:
         pixels=InKey("algorithms", {True: "deterministic"}),
         commands=("doctor",),
     )
+    # Bytes of experts on the GPU beside two layers of them, with `offloads_experts`.
     expert_room: int = 0
+    # The machine that does the work; None: this one.
     machine: MachineInfo | None = None
+    # Where quantized weights are kept for the next start; None: nowhere.
     weights_cache: CacheConfig | None = None
 
     def kind(self, *, has_gpu: bool) -> Literal["cpu", "cuda"]:
@@ -293,11 +275,7 @@ class Outside(o.KeepOutside):
 
 @dataclass(frozen=True, kw_only=True)
 class ReuseConfig:
-    """Reuse of keys, values and prompts.
-
-    `kv_reuse`: the diffusion stage starts from the AR stage's K/V. `required`: jobs that cannot do
-    so fail. `prompt_cache`: a video prompt is embedded once, not for each job.
-    """
+    """Reuse of keys, values and prompts."""
 
     kv_reuse: bool = _replayed_of_pictures(
         True,
@@ -317,24 +295,9 @@ class ReuseConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
-    """Batch sizes, and what jobs in a batch share.
+    """Batch sizes, and what jobs in a batch share."""
 
-    `max_size`: maximum number of jobs that write text together, and that draw together; fewer if
-    memory is short. `memory_gb`: how much of the device's memory may be filled, including weights;
-    None: what is free. `gpu_memory_utilization`: the fraction of each GPU's memory, above 0 to 1,
-    that the run may use, including weights; if both are given, the smaller one applies.
-    `is_invariant`: a job's pixels do not depend on its batch, to the bit (CPU). `prefix_cache_mb`:
-    K/V of shared prefixes kept between jobs, on the device; `prefix_cache_host_mb`: more of them in
-    main memory. 0: none.
-
-    `clips`: number of clips denoised together by a video model that works in chunks; rounding
-    differs. `prewarm`: each shape is run once before the first job. None: on a GPU, and
-    for a server; on a CPU it costs more than it saves. `prefetches_sources`: the next
-    jobs' source images are encoded while the model works; None: if that suits the device, and its
-    memory is not short of experts. `background_pass`, `tokens_between_steps`: for a server, whose
-    jobs join at every denoise step.
-    """
-
+    # Fewer jobs run together where memory is short.
     max_size: Annotated[int, Interval(ge=1, le=1024)] = _checked_run(
         16,
         "Maximum batch size, for text and for denoising.",
@@ -368,7 +331,10 @@ class BatchConfig:
     tokens_between_steps: Annotated[int, Interval(ge=1, le=1024)] = _served(
         4, "Text tokens to write between two denoise steps."
     )
+    # Encode the next jobs' source images while the model works. None: if that suits the device, and
+    # its memory is not short of experts.
     prefetches_sources: bool | None = None
+    # Includes weights. Where the next one is given too, the smaller one counts.
     memory_gb: Annotated[float, Interval(gt=0, le=10**5)] | None = o.option(
         None, "Memory to plan for, in GB. Default: this machine's.", only="pictures"
     )
@@ -385,13 +351,7 @@ class BatchConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """Where results go, and what their files contain.
-
-    `frames`: also write a video's frames, lossless. `checkpoint_every`: denoise steps after which a
-    job's latents are saved, until its file is written; 0: only after the last step. `only_texts`: a
-    job ends with its text, and nothing is drawn. `keep_gps`: keep the position in a kept source's
-    EXIF.
-    """
+    """Where results go, and what their files contain."""
 
     folder: Annotated[Path, RUN_FOLDER] = _run(
         MISSING,
@@ -431,20 +391,13 @@ class OutputConfig:
         "ones, until the file is written.",
     )
     report: bool = _run(True, "Write report.html, a page with all jobs.")
+    # A job ends with its text, and nothing is drawn.
     only_texts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """The processes over which the work is spread.
-
-    `cfg_ranks`: for guidance branches, at most two. `vae_ranks`: for the tiles of a video's decode.
-    Neither changes pixels. `context_ranks`: for the tokens of a video's branches. `tensor_ranks`:
-    for the layers of a picture's model, per branch. With these two, sums round differently.
-    `replicas`: sessions that share the jobs, each with its own model and GPU; same pixels.
-    `ray_address`: the Ray cluster that they run on, or `local` to start one here; None: processes
-    of this machine.
-    """
+    """The processes over which the work is spread."""
 
     vae_ranks: Together = _video_ranks(
         "Split a video's decode over this many processes, one GPU each. Same pixels.",
@@ -503,11 +456,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatesConfig:
-    """How the results of a line are scored, and how the best are picked.
-
-    `draft_steps`: candidates are first drawn in this many steps, and only the picked ones in full;
-    None: all in full. `score`: see `scoring.scorers`. `least`, `most`: gates, SCORER[.PART]=NUMBER.
-    """
+    """How the results of a line are scored, and how the best are picked."""
 
     draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
         None, "Draw every candidate in this many steps, and only the picked ones in full."
@@ -542,10 +491,7 @@ class CandidatesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What to do about failed jobs.
-
-    `max_consecutive_errors`: of jobs that reached the model.
-    """
+    """What to do about failed jobs."""
 
     fail_fast: bool = _run(
         False,

@@ -80,10 +80,7 @@ class Lora:
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """Options of both pictures and videos.
-
-    Only some models read `negative_prompt`, and only with guidance.
-    """
+    """Options of both pictures and videos."""
 
     # NOTE: each job class defines the slots, so that a million jobs stay small.
     __slots__ = ()
@@ -110,17 +107,13 @@ class JobOptions:
         only="latents",
     )
     seed: Seed = sampling_option(None, "Seed of jobs without one.", is_basic=True)
+    # Only some models read it, and only with guidance.
     negative_prompt: str = sampling_option("", "What the result should not show.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PictureOptions:
-    """Options of pictures only.
-
-    `infer_align_image_size`: sources are resized to the model's sizes, not cropped, and a picture
-    of the same size gets its source's aspect ratio. Guidance options are None for a model that
-    reads none.
-    """
+    """Options of pictures only. Options of guidance are None for a model that reads none."""
 
     __slots__ = ()
 
@@ -143,15 +136,14 @@ class PictureOptions:
     guidance_renorm_min: Part | None = _checkpoint(
         "Minimum fraction of the norm to keep; 1 turns renormalization off."
     )
+    # Sources are then resized to the model's sizes, not cropped; only a picture of the same size as
+    # its source gets its aspect ratio.
     infer_align_image_size: bool = _picture(False, "Give edits the aspect ratio of their source.")
 
 
 @dataclass(frozen=True, slots=True)
 class TextSampling:
-    """How the AR stage picks tokens.
-
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off.
-    """
+    """How the AR stage picks tokens."""
 
     temperature: Scale = _checkpoint("Sampling temperature of the text stage; 0 is greedy.")
     top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _checkpoint(
@@ -167,11 +159,7 @@ class TextSampling:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoOptions:
-    """Options of videos only.
-
-    `guidance_scale_2` is for models with two transformers (Wan 2.2), else None. `fit`: how source
-    pictures become frames; None without source pictures. `scheduler`: replaces the checkpoint's.
-    """
+    """Options of videos only."""
 
     __slots__ = ()
 
@@ -182,6 +170,7 @@ class VideoOptions:
     fps: Annotated[int, Interval(ge=1, le=240)] = _video(
         CHECKPOINT, "Frames per second of the file."
     )
+    # None without source pictures.
     fit: Fit | None = _video(
         None,
         "Stretch or crop an i2v start image to the video's shape. Default: as the model's "
@@ -192,6 +181,7 @@ class VideoOptions:
         "Use this scheduler instead of the checkpoint's; euler is for models distilled to 4 "
         "or 8 steps.",
     )
+    # For models with two transformers (Wan 2.2), else None.
     guidance_scale_2: Scale | None = _video(
         CHECKPOINT, "Guidance strength in the second of two transformers.", panel=""
     )
@@ -201,10 +191,8 @@ class VideoOptions:
 class KeepOutside:
     """How a redraw is put back on its source, which stays equal outside the edit.
 
-    `kept_source`: which of the job's images, from 1; it affects the drawing. The other options
-    apply after the drawing. `region` is a box "x0,y0,x1,y1" or a mask, in the source's pixels; by
-    `region_mode` it limits the edit that is found, or replaces it. The rest are gates: a
-    picture that exceeds one is kept and reported.
+    Only `kept_source` affects the drawing. The gates are limits: a picture that exceeds one is kept
+    and reported.
     """
 
     kept_source: Annotated[int, Interval(ge=1, le=MAX_SOURCE_IMAGES)] = outside_option(

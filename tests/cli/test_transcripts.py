@@ -11,9 +11,9 @@
     ! a line on standard error
     = 2                                    the exit code; not written where it is 0
 
-`pytest tests/cli/test_transcripts.py --rewrite` writes what commands say today; read the difference. Pictures
-are made by the fake session, so that no model is loaded. Words in brackets stand for what differs
-from run to run: [here] is the working folder.
+`pytest tests/cli/test_transcripts.py --rewrite` writes what commands say today; read the
+difference. Pictures are made by the fake session, so that no model is loaded. Words in brackets
+stand for what differs from run to run: [here] is the working folder.
 """
 
 import re
