@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.export.columns import DEFAULT, FOLDERS, Kind, columns_of, pictures_in
-from hyimg_cli.export.dataset import Info, Shard
+from hyimg_cli.export.dataset import DatasetShard, Info
 from hyimg_cli.export.formats import FORMATS
 from hyimg_cli.spec.printed import printable
 
 _TEMPLATE = Path(__file__).with_name("card.md")
 
 
-def write_card(info: Info, shards: Sequence[Shard]) -> str:
+def write_card(info: Info, shards: Sequence[DatasetShard]) -> str:
     """Return the card of a dataset, from its dataset.json; `shards`: whose columns it declares."""
     import jinja2
     import yaml
@@ -39,7 +39,7 @@ def write_card(info: Info, shards: Sequence[Shard]) -> str:
     return f"---\n{head}---\n\n{text.render(info, configs=configs)}"
 
 
-def _config(name: str, shards: Iterable[Shard], info: Info) -> Info:
+def _config(name: str, shards: Iterable[DatasetShard], info: Info) -> Info:
     own = [shard for shard in shards if shard.config == name]
     ending = FORMATS[info["format"]]
     paths = [
@@ -51,7 +51,7 @@ def _config(name: str, shards: Iterable[Shard], info: Info) -> Info:
     )
 
 
-def _features(config: str, shards: Iterable[Shard], form: str) -> list[Info]:
+def _features(config: str, shards: Iterable[DatasetShard], form: str) -> list[Info]:
     """Return the columns as the `datasets` library finds them in a format."""
     every = [row for shard in shards for row in shard.rows]
     rows = [row for row in every if row.config == config]

@@ -44,7 +44,7 @@ Info = dict[str, Any]
 _COUNTED = {"dataset_sha256", "counts", "plan", "files"}
 
 
-class Shard(NamedTuple):
+class DatasetShard(NamedTuple):
     """A file or folder of rows of one configuration and split; `first`: number of the first row."""
 
     name: str
@@ -56,7 +56,7 @@ class Shard(NamedTuple):
         return self.rows[0].config
 
 
-def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> list[Shard]:
+def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> list[DatasetShard]:
     """Return the shards of the rows.
 
     `count` shards of each split; None: as many as keep each shard within MAX_GROUP_BYTES of
@@ -65,7 +65,7 @@ def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> lis
     parts: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         parts.setdefault((row.config, row.split), []).append(row)
-    shards, first = list[Shard](), 0
+    shards, first = list[DatasetShard](), 0
     for (config, split), own in parts.items():
         pieces: Sequence[Sequence[Row]]
         if count:
@@ -75,14 +75,14 @@ def plan_shards(rows: Sequence[Row], form: str, count: int | None = None) -> lis
             pieces = list(by_size(own, lambda row: bytes_in(row.columns), MAX_GROUP_BYTES))
         for number, piece in enumerate(pieces):
             name = f"{FOLDERS[config]}/{split}-{number:05}-of-{len(pieces):05}"
-            shards.append(Shard(name + FORMATS[form], piece, first))
+            shards.append(DatasetShard(name + FORMATS[form], piece, first))
             first += len(piece)
     return shards
 
 
 def write_dataset(
     folder: Path,
-    shards: Sequence[Shard],
+    shards: Sequence[DatasetShard],
     rejected: Sequence[Mapping[str, Any]],
     facts: Info,
     card_of: Callable[[Info], str],
@@ -196,7 +196,7 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
     return files
 
 
-def _write_shard(path: Path, form: str, shard: Shard, scorers: Iterable[str]) -> Info:
+def _write_shard(path: Path, form: str, shard: DatasetShard, scorers: Iterable[str]) -> Info:
     path.parent.mkdir(exist_ok=True)
     rows, kinds = [row.written for row in shard.rows], columns_of(shard.config, scorers)
     # A folder's pictures are not synced one by one: a shard that a power cut damaged has another

@@ -19,8 +19,8 @@ from hyimg_cli.journal.picks import (
     CHOICES,
     PICKS,
     SCORES,
+    CandidateVerdict,
     ScoresFile,
-    Verdict,
     read_picks,
     uncounted_choices,
     verdicts_of,
@@ -60,7 +60,7 @@ class Finished(PastJob):
 
 
 @dataclass
-class Found:
+class RunContents:
     """The contents of runs.
 
     `left_out`: number of results without a row, by reason. `rules`: the rules that picked.
@@ -73,12 +73,12 @@ class Found:
     scorers: dict[str, Entry] = field(default_factory=dict)
 
 
-def find_finished(places: Sequence[Path]) -> Found:
+def find_finished(places: Sequence[Path]) -> RunContents:
     """Return every finished picture in run folders, in the order of folders and manifests.
 
     Raises UsageError for a folder without a run, OutputFolderError for a damaged one.
     """
-    found = Found()
+    found = RunContents()
     by_id: dict[str, dict[str, Finished]] = {}
     for place in places:
         if not (run := run_folder(place)).is_run:
@@ -100,7 +100,7 @@ def find_finished(places: Sequence[Path]) -> Found:
     return found
 
 
-def _finished_in(run: RunFolder, found: Found) -> Iterator[Finished]:
+def _finished_in(run: RunFolder, found: RunContents) -> Iterator[Finished]:
     for name in (PICKS, SCORES, CHOICES):  # of a run at an address
         with suppress(FileNotFoundError):
             run.fetch(name)
@@ -146,7 +146,7 @@ def _why_left_out(result: Entry, line: Entry) -> str:
     return "a video" if outputs[0]["path"].endswith(".mp4") else ""
 
 
-def _judged(one: Finished, verdict: Verdict | None) -> Finished:
+def _judged(one: Finished, verdict: CandidateVerdict | None) -> Finished:
     """Return a picture with what picks.jsonl records about it."""
     if verdict is None:
         return replace(one, is_accepted=False, reasons=(NOT_SEEN,))

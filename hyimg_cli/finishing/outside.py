@@ -23,7 +23,7 @@ from hyimg_cli.finishing.planes import (
     scale_of,
     step_of,
 )
-from hyimg_cli.finishing.region import BlurredView, Found, region, views
+from hyimg_cli.finishing.region import BlurredView, EditMask, region, views
 from hyimg_cli.finishing.registration import Motion, registered
 from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, cie76, rim_of, structure_of
 
@@ -258,7 +258,7 @@ def _moved_back(m: Plane, motion: Motion) -> tuple[Plane, Mask]:
 
 
 def _measures(
-    r: Plane, m: Plane, moved: Plane, drift: Drift, found: Found, moved_away: bool
+    r: Plane, m: Plane, moved: Plane, drift: Drift, found: EditMask, moved_away: bool
 ) -> Measures:
     small = reduced(m, 2)
     plain = drift.undone(small) - small

@@ -72,7 +72,7 @@ class BlurredView:
 
 
 @dataclass(frozen=True)
-class Found:
+class EditMask:
     """The mask of the edit [Y, X], its connected regions, and the noise at the second scale.
 
     `light` [4, y, x], at reduced size: gains of the three channels by light or shade, and how far
@@ -98,7 +98,7 @@ def views(reference: Plane) -> list[BlurredView]:
     return found
 
 
-def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask) -> Found:
+def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask) -> EditMask:
     """Find the edit in drawn levels without drift and motion.
 
     `seen`: the reference's views; `valid`: pixels that were drawn.
@@ -137,7 +137,7 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     regions = max(int(ndimage.label(one, np.ones((3, 3)))[1]) for one in (kept, kept | lit))
     mask |= lit
     mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
-    return Found(mask, regions, floors[1], light)
+    return EditMask(mask, regions, floors[1], light)
 
 
 def _usual(size: np.ndarray) -> float:

@@ -66,7 +66,7 @@ def read_picks(place: Path) -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CandidateVerdict:
     """The verdict in picks.jsonl on a candidate of the line `of`.
 
     `state`: picked, ranked or rejected. `why`: its rank, or the reasons against it. `is_missing`:
@@ -84,12 +84,12 @@ class Verdict:
     is_missing: bool
 
 
-def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
+def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, CandidateVerdict]:
     """Return the verdict on each candidate of `read_picks(place)`, by its id.
 
     Raises OutputFolderError for a damaged line.
     """
-    found: dict[str, Verdict] = {}
+    found: dict[str, CandidateVerdict] = {}
     for of, line in picks.items():
         try:
             is_by_person = line.get("chosen_by") == "person"
@@ -106,7 +106,7 @@ def verdicts_of(picks: Mapping[str, Line], place: Path) -> dict[str, Verdict]:
                     for kind in ("values", "final_values")
                 )
                 is_missing = name in line.get("missing", ())
-                found[name] = Verdict(
+                found[name] = CandidateVerdict(
                     of, state, why, rank, values, final_values, is_by_person, is_missing
                 )
         except (KeyError, TypeError, ValueError, AttributeError):

@@ -24,7 +24,7 @@ from hyimg_cli.spec.units import bytes_text
 from hyimg_cli.spec.work import video_work
 
 # Bytes of common cards; the driver uses some of each.
-CARDS = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
+GPU_SIZES = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def cards_for(job: Job, networks: Networks, config: RunConfig) -> dict[str, str 
     }
     return {
         name: next((flags for flags, most in held.items() if most <= room), None)
-        for name, room in CARDS.items()
+        for name, room in GPU_SIZES.items()
     }
 
 

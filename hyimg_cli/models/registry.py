@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.errors import CheckpointError, UsageError
@@ -19,7 +19,7 @@ from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.mistyped import nearest_path
 from hyimg_cli.models import licences, nearby, releases, whole
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
-from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.run import JobKind, ModelChoice
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
@@ -48,7 +48,6 @@ TOYS = {
     "for real videos name a checkpoint with --video-model",
 }
 _ASSETS = Path(__file__).parent.parent / "assets"
-Kind = Literal["pictures", "videos"]
 
 
 def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
@@ -114,7 +113,7 @@ def families() -> tuple[Family, ...]:
     return (*_REGISTERED, *(module.FAMILY for module in modules))
 
 
-def _family(folder: Path, makes: Kind | None = None) -> Family:
+def _family(folder: Path, makes: JobKind | None = None) -> Family:
     """Return the family of the checkpoint in `folder`; `makes`: what the job wants."""
     asked = [family for family in families() if makes in (None, family.makes)]
     built_in = [family for family in asked if family not in _REGISTERED]
@@ -135,7 +134,7 @@ def _films(
 
 @lru_cache(maxsize=16)  # `_from` is in the key, because `./model` depends on the folder.
 def _opened(
-    _from: str, makes: Kind, model: str, revision: str | None, components: str | None
+    _from: str, makes: JobKind, model: str, revision: str | None, components: str | None
 ) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:
     folder = resolve_model(model, revision, with_weights=False)
     nearby.refuse_nearby(folder)
@@ -294,7 +293,7 @@ def load_video(choice: ModelChoice) -> "LatentVideoModel":
     return _films(choice.model, choice.revision, choice.components).load(choice)
 
 
-def refuse_unfollowed(choice: ModelChoice, makes: Kind = "pictures", **parts: Any) -> None:
+def refuse_unfollowed(choice: ModelChoice, makes: JobKind = "pictures", **parts: Any) -> None:
     """Raise UsageError for settings that only other families of the model's kind follow.
 
     In `choice`, and in other `parts` of a run's settings.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from machines import with_gpus
 
-from hyimg_cli.memory.fit import CARDS
+from hyimg_cli.memory.fit import GPU_SIZES
 
 Run = Callable[..., Any]
 Write = Callable[..., Path]
@@ -102,7 +102,7 @@ def test_the_plan_says_what_is_on_the_gpu_at_a_time(run_cli: Run, write_manifest
     (groups,) = run_cli("plan", manifest, "--device", "cuda", *GROUPS, "--json").json_lines
     assert groups["on_gpu_bytes"]["tiny-video"] <= max(sizes.values())
     (plain,) = run_cli("plan", manifest, "--device", "cuda", "--json").json_lines
-    assert plain["groups"][0]["cards"] == dict.fromkeys(CARDS, "")
+    assert plain["groups"][0]["cards"] == dict.fromkeys(GPU_SIZES, "")
     assert plain["groups"][0]["memory"]["decode"]["work"] > 0
     assert "on_gpu_bytes" not in plain
 

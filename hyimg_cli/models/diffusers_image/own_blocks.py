@@ -1,4 +1,4 @@
-"""Blocks that replace the library's, by name: `Kind.own_blocks` selects them.
+"""Blocks that replace the library's, by name: `LibraryPipeline.own_blocks` selects them.
 
 Z-Image's computes both guidance branches in one forward, as diffusers' classic pipeline does.
 FLUX.2 klein's reads nothing from the GPU.

@@ -24,7 +24,7 @@ from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
 from hyimg_cli.models.diffusers_image.table import (
     KINDS,
     NON_COMMERCIAL,
-    Kind,
+    LibraryPipeline,
     few_steps_advice,
     kind_of,
     licence_of,
@@ -359,7 +359,7 @@ def _refuse_wrong(folder: Path) -> None:
     check_readers(layout)
 
 
-def _card(layout: CheckpointLayout, kind: Kind, model: str) -> ModelCard:
+def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
     blocks, base_size = (
         layout.components["transformer"].count_blocks(),

@@ -76,7 +76,7 @@ _SMALL = 512**2
 
 
 @dataclass(frozen=True)
-class Kind:
+class LibraryPipeline:
     """One of the library's pipelines."""
 
     # Its modular blocks, and its parts with their classes.
@@ -153,7 +153,7 @@ class Kind:
         return not self.is_distilled and job.guidance_scale > self.guides_above
 
 
-def size_by_source(kind: Kind, base_size: int, source: Size) -> Size:
+def size_by_source(kind: LibraryPipeline, base_size: int, source: Size) -> Size:
     """Return the size of about `base_size`² pixels with the source's shape.
 
     A reference of this size is not resized by the library.
@@ -189,7 +189,7 @@ def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
     return own | {"_auto_resize": max(areas) >= _SMALL}
 
 
-_KLEIN_KIND = Kind(
+_KLEIN_PIPELINE = LibraryPipeline(
     "Flux2KleinModularPipeline", _KLEIN, 0, 12, steps=4, guidance=1.0, licence="",
     negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
@@ -197,7 +197,7 @@ _KLEIN_KIND = Kind(
     fits_kept=True, is_bounded=True,
     own_blocks="rows in order",
 )  # fmt: skip
-_QWEN21_KIND = Kind(
+_QWEN21_PIPELINE = LibraryPipeline(
     "QwenImage21ModularPipeline", _QWEN21, 0, 10, steps=40, guidance=1.0, licence=NON_COMMERCIAL,
     own_inputs=lambda job, card: {"output_resolution": card.base_size},
     of_encoders=frozenset({"output_resolution"}),
@@ -205,13 +205,13 @@ _QWEN21_KIND = Kind(
     text_tokens={"processor": 8192 - 1024}, cuts_texts=False,
     reads_alpha=True, multiple=32, narrows=True, prefix="pictures, then text",
 )  # fmt: skip
-_EDIT_KIND = Kind(
+_EDIT_PIPELINE = LibraryPipeline(
     "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0, most_rows=_QWEN_ROWS,
     text_tokens={"tokenizer": _QWEN_ROWS}, cuts_texts=False,
     # Its text encoder takes shapes up to 200 to 1, after sides were rounded to multiples of 32.
     most_ratio=163, fitted_multiple=32,
 )  # fmt: skip
-_LONGCAT_KIND = Kind(
+_LONGCAT_PIPELINE = LibraryPipeline(
     "LongCatImageModularPipeline",
     _LONGCAT,
     0,
@@ -223,25 +223,25 @@ _LONGCAT_KIND = Kind(
     cuts_texts=False,
 )
 KINDS = {
-    "QwenImagePipeline": Kind(
+    "QwenImagePipeline": LibraryPipeline(
         "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
         own_inputs=lambda job, card: {"max_sequence_length": 512},  # the classic call's
         text_tokens=_SHORT,
         of_encoders=frozenset({"max_sequence_length"}),
     ),
-    "QwenImageEditPipeline": _EDIT_KIND,
+    "QwenImageEditPipeline": _EDIT_PIPELINE,
     "QwenImageEditPlusPipeline": replace(
-        _EDIT_KIND, blocks="QwenImageEditPlusModularPipeline", most=5, steps=40, most_ratio=0
+        _EDIT_PIPELINE, blocks="QwenImageEditPlusModularPipeline", most=5, steps=40, most_ratio=0
     ),
-    "Flux2KleinPipeline": _KLEIN_KIND,
-    "Flux2KleinKVPipeline": replace(_KLEIN_KIND, prefix="references"),
-    "QwenImage21Pipeline": _QWEN21_KIND,
-    "ZImagePipeline": Kind(
+    "Flux2KleinPipeline": _KLEIN_PIPELINE,
+    "Flux2KleinKVPipeline": replace(_KLEIN_PIPELINE, prefix="references"),
+    "QwenImage21Pipeline": _QWEN21_PIPELINE,
+    "ZImagePipeline": LibraryPipeline(
         "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
         guides_above=0.0, text_tokens=_SHORT, own_blocks="joined branches",
     ),
     # Its guidance is an input of the transformer: never a second branch.
-    "FluxKontextPipeline": Kind(
+    "FluxKontextPipeline": LibraryPipeline(
         "FluxKontextModularPipeline", _KONTEXT, 0, 1, steps=28, guidance=2.5,
         licence=NON_COMMERCIAL, negative=None, no_negative=_NO_BRANCH, guides_above=math.inf,
         own_inputs=_kontext_inputs,
@@ -249,9 +249,9 @@ KINDS = {
         of_encoders=frozenset({"_auto_resize"}), shows_pictures=False, least_side=16,
         fitted_sizes=_KONTEXT_SIZES, fits_kept=True, squares=True,
     ),
-    "LongCatImagePipeline": _LONGCAT_KIND,
+    "LongCatImagePipeline": _LONGCAT_PIPELINE,
     "LongCatImageEditPipeline": replace(
-        _LONGCAT_KIND, blocks="LongCatImageEditModularPipeline", fewest=1, most=1, guidance=4.5,
+        _LONGCAT_PIPELINE, blocks="LongCatImageEditModularPipeline", fewest=1, most=1, guidance=4.5,
         takes_size=False, own_inputs=lambda job, card: {"max_area": card.base_size**2},
         of_encoders=frozenset({"max_area"}),
     ),
@@ -264,18 +264,18 @@ _DISTILLED: dict[str, tuple[dict[str, float], int, float]] = {
 }
 
 
-def kind_of(layout: CheckpointLayout) -> Kind:
+def kind_of(layout: CheckpointLayout) -> LibraryPipeline:
     """Return the pipeline's row, adapted to a checkpoint's base or turbo version.
 
     For a klein base model, or a turbo version of Qwen-Image-2.1, Z-Image or LongCat-Image-Edit.
     """
     kind, index = KINDS[layout.family], layout.index
-    if kind is _KLEIN_KIND and not index.flag("is_distilled", False):
+    if kind is _KLEIN_PIPELINE and not index.flag("is_distilled", False):
         base = "Flux2KleinBaseModularPipeline"
         return replace(
             kind, blocks=base, steps=50, guidance=4.0, is_distilled=False, no_negative=GUIDES_AWAY
         )
-    if kind is _QWEN21_KIND and index.has("sample_sigmas"):
+    if kind is _QWEN21_PIPELINE and index.has("sample_sigmas"):
         sigmas = index.numbers("sample_sigmas")
         turbo = "QwenImage21TurboModularPipeline"
         return replace(
@@ -310,7 +310,7 @@ def licence_of(layout: CheckpointLayout) -> str:
     return APACHE if width == _OF_KLEIN_4B else NON_COMMERCIAL if width > _OF_KLEIN_4B else UNKNOWN
 
 
-def square_advice(kind: Kind, base_size: int, job: ImageJob) -> tuple[str, ...]:
+def square_advice(kind: LibraryPipeline, base_size: int, job: ImageJob) -> tuple[str, ...]:
     """Return a warning if an edit will not have its source's shape, which nobody asked for."""
     if not (kind.squares and job.images and job.size.is_auto):
         return ()
