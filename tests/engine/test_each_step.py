@@ -150,7 +150,7 @@ def alone(family: Any, mixed: list[ImageJob]) -> dict[str, bytes]:
     ("seed", "budget", "together", "read_lag"),
     [
         (1, 0, (3, 2), 0),
-        (2, 300_000, (8, 8), 1),
+        pytest.param(2, 300_000, (8, 8), 1, marks=pytest.mark.thorough),
         pytest.param(3, 10**9, (1, 1), 0, marks=pytest.mark.thorough),
         pytest.param(4, 10**9, (8, 4), 0, marks=pytest.mark.thorough),
     ],

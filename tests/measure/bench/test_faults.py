@@ -97,6 +97,7 @@ def test_a_variant_that_does_what_the_other_does_compares_nothing(
     assert "both variants did the same work for edit" in " ".join(found.verdict.reasons)
 
 
+@pytest.mark.thorough
 def test_a_source_that_is_left_out_of_a_prefixs_key_is_found(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,11 +179,12 @@ def test_a_batch_that_draws_with_the_first_jobs_settings_is_found(
     assert max(one.batch["denoise"] for one in found.worst.timed[0].a[0].outcomes) > 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(None, marks=pytest.mark.thorough),
-        pytest.param(faults.keep_generator_of_a_seed, marks=pytest.mark.thorough),
+        None,
+        faults.keep_generator_of_a_seed,
         faults.add_seed_of_last_job,
     ],
 )
