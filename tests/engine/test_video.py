@@ -573,7 +573,7 @@ def test_a_cache_that_is_too_small_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, roomy = run(ten_jobs(), tmp_path / "roomy")
-    monkeypatch.setattr("hyimg_cli.pipelines.latent.encodings._MEMO_BYTES", 1)
+    monkeypatch.setattr("hyimg_cli.pipelines.encoded_inputs.ENCODED_BYTES", 1)
     _, narrow = run(ten_jobs(), tmp_path / "narrow")
     assert runs_of(narrow)["text"] > 4
     assert all(pixels(narrow[name]) == pixels(roomy[name]) for name in roomy)

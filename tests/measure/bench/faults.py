@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from time import sleep
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.sources import EncodedSources
 from hyimg_cli.pipelines.image.stages import ImageStages
 from hyimg_cli.pipelines.latent.encodings import Encodings
+from hyimg_cli.spec import digest
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -236,28 +236,23 @@ def add_seed_of_last_job(patch: pytest.MonkeyPatch) -> None:
 
 def key_source_by_size(patch: pytest.MonkeyPatch) -> None:
     """The cache of encoded pictures takes pictures of one size for the same."""
-    original = EncodedSources._key
+    original = EncodedSources._encoding
 
-    def key(self: Any, image: Any, scope: str = "") -> str:
-        return original(self, replace(image, digest=str(image.pixels.shape)), scope)
+    def encoding(self: Any, image: Any) -> Any:
+        by_size = original(self, replace(image, digest=str(image.pixels.shape)))
+        return replace(original(self, image), key=by_size.key)
 
-    patch.setattr(EncodedSources, "_key", key)
+    patch.setattr(EncodedSources, "_encoding", encoding)
 
 
 def key_prompt_by_its_beginning(patch: pytest.MonkeyPatch) -> None:
     """The cache of embedded prompts takes prompts that begin alike for the same."""
-    original = Encodings._find
+    original = Encodings._encoding
 
-    def find(self: Any, encoder: Any, item: Any) -> Any:
-        known = SimpleNamespace(
-            key=lambda item: str(item)[:8],
-            encode=encoder.encode,
-            pack=encoder.pack,
-            unpack=encoder.unpack,
-        )
-        return original(self, known, item)
+    def encoding(self: Any, encoder: Any, item: Any) -> Any:
+        return replace(original(self, encoder, item), key=digest.of_json(str(item)[:8]))
 
-    patch.setattr(Encodings, "_find", find)
+    patch.setattr(Encodings, "_encoding", encoding)
 
 
 def simulate_processes(patch: pytest.MonkeyPatch) -> None:
