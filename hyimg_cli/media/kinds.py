@@ -12,8 +12,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "AVIF", "J
 # Names of these formats' files; a test compares them with Pillow.
 SUFFIXES = {
     ".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".ico", ".j2c", ".j2k", ".jfif", ".jp2",
-    ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pfm", ".pgm", ".png", ".pnm", ".ppm",
-    ".tif", ".tiff", ".webp", ".heic", ".heics", ".heif", ".heifs", ".hif",
+    ".jpc", ".jpe", ".jpeg", ".jpf", ".jpg", ".jpx", ".mpo", ".pbm", ".pfm", ".pgm", ".png", ".pnm",
+    ".ppm", ".tif", ".tiff", ".webp", ".heic", ".heics", ".heif", ".heifs", ".hif",
 }  # fmt: skip
 # Camera raw formats: their first picture is a thumbnail, which Pillow would read for some.
 RAW_SUFFIXES = {
@@ -22,8 +22,9 @@ RAW_SUFFIXES = {
 }  # fmt: skip
 # Pictures of kinds that are not read: in folders, they are counted as such.
 UNREAD_SUFFIXES = {
-    ".ai", ".dcm", ".dds", ".eps", ".exr", ".fits", ".hdr", ".jls", ".jxl", ".jxr", ".kra", ".pdf",
-    ".psb", ".psd", ".qoi", ".svg", ".svgz", ".tga", ".xcf",
+    ".ai", ".cur", ".dcm", ".dds", ".emf", ".eps", ".exr", ".fits", ".flif", ".hdr", ".icns",
+    ".jls", ".jxl", ".jxr", ".kra", ".pam", ".pcx", ".pdf", ".psb", ".psd", ".qoi", ".sgi", ".svg",
+    ".svgz", ".tga", ".wmf", ".xbm", ".xcf", ".xpm",
 }  # fmt: skip
 RAW_HINT = "convert raw files first, for example: magick {0} {1}.jpg"
 # Formats of phones that Pillow reads with an extra library; some AVIF files begin the same way.
@@ -66,6 +67,18 @@ _UNREAD = {
         "camera RAW": rb"FUJIFILMCCD-RAW|FOVb|IIU\0|IIR[OS]|MMOR|....ftypcrx |II\*\0....CR\x02",
     }.items()
 }
+# What lies under a picture's name without being a picture, by its first bytes, and what to do.
+_MISTAKEN = (
+    (rb"\s*<(!doctype html|html|head|body)", "a web page", "download the picture itself again"),
+    (rb"version https://git-lfs", "a pointer of Git LFS", "fetch the picture: git lfs pull"),
+    (rb"/annex/objects/|(\.\./)*\.git/annex/", "a pointer of git-annex", "fetch it: git annex get"),
+    (rb"....ftyp(isom|iso[2-9]|mp4|avc1|qt  |M4V|3gp)|\x1aE\xdf\xa3|RIFF....AVI ", "a video",
+     "save one of its frames as a picture"),
+    (rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!|BZh|\xfd7zXZ", "an archive", "unpack it first"),
+    (rb"\s*<(\?xml|Error)", "an XML text", "download the picture itself again"),
+    (rb"\s*[\[{]\s*[\"{\[\]}]", "a JSON text", "name the picture, or download it again"),
+    (rb"data:image/", "a data URL as text", "decode its base64 part into a file"),
+)  # fmt: skip
 _BEGINNING = 4096
 # Start-of-frame markers of JPEGs; Huffman or arithmetic coding, sequential or progressive.
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
@@ -99,6 +112,16 @@ def unread_kind(file: IO[bytes]) -> str:
     if start.startswith(b"\xff\xd8"):
         return _unread_jpeg(file)
     return _unread_tiff(file) if _TIFF.match(start) else ""
+
+
+def mistaken_kind(file: IO[bytes]) -> tuple[str, str]:
+    """Return what a file is instead of a picture, and what to do; both empty if unknown."""
+    file.seek(0)
+    start = file.read(_BEGINNING).removeprefix(b"\xef\xbb\xbf")
+    for beginning, name, hint in _MISTAKEN:
+        if re.match(beginning, start, re.DOTALL | re.IGNORECASE):
+            return name, hint
+    return "", ""
 
 
 def _unread_jpeg(file: IO[bytes]) -> str:

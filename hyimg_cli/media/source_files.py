@@ -6,6 +6,7 @@ They are untrusted until read. Formats that start other programs (EPS) are not o
 import contextlib
 import errno
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -48,7 +49,9 @@ def file_faults(path: Path) -> Iterator[None]:
         yield
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         if path.is_symlink():
-            raise _fault("missing", "the link's target does not exist", path) from error
+            is_annexed = "/annex/objects/" in os.fspath(path.readlink())
+            hint = "fetch the picture: git annex get" if is_annexed else ""
+            raise _fault("missing", "the link's target does not exist", path, hint) from error
         hint = "write paths relative to the manifest"
         if any(c in str(path) for c in "\r\n\t\b\f"):
             hint = "write / between folders: in JSON, \\ and the letter after it are one character"
@@ -132,8 +135,10 @@ def _opened(path: Path, file: IO[bytes]) -> ImageFile.ImageFile:
             raise _fault("no-heif", what, path, hint) from error
         fault = _decoder_fault(path, file, error)
         if fault.code == "source.truncated" and not (kinds.MAGIC.match(start) or is_heif):
-            hint = f"give one of {', '.join(kinds.FORMATS)}"
-            fault = _fault("not-an-image", "the file is not an image", path, hint)
+            kind, hint = kinds.mistaken_kind(file)
+            what = f"the file is {kind}, not an image" if kind else "the file is not an image"
+            hint = hint or f"give one of {', '.join(kinds.FORMATS)}"
+            fault = _fault("not-an-image", what, path, hint)
         raise fault from error
     if skipped:
         image.info[SKIPPED] = ", ".join(skipped)

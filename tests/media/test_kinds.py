@@ -74,8 +74,7 @@ def test_a_kind_that_is_not_read_is_named(
         (b"\xff\xd8\xff\xe1\xff\xff", "truncated"),
         (b"II*\0\x08\0\0\0\1\0", "truncated"),
         (b"\0\0\0\x18ftypavif" + bytes(20), "truncated"),
-        (b"<?xml version='1.0'?><plist/>", "not-an-image"),
-        (b"<html><svg/></html>", "not-an-image"),
+        (b"<plist/>", "not-an-image"),
         (b"a text about <svg>", "not-an-image"),
     ],
 )
@@ -83,6 +82,36 @@ def test_damaged_and_unknown_files_are_not_given_a_name(
     tmp_path: Path, data: bytes, code: str
 ) -> None:
     assert fault_of(tmp_path, data).code == f"source.{code}"
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "hint"),
+    [
+        (b"<html><svg/></html>", "a web page", "again"),
+        (b"\xef\xbb\xbf\r\n<!DOCTYPE html><title>404</title>", "a web page", "again"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "an XML text", "again"),
+        (b'{"error": "not found"}', "a JSON text", "again"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
+        (b"/annex/objects/MD5E-s1--0.jpg\n", "a pointer of git-annex", "git annex get"),
+        (b"\0\0\0\x20ftypisom\0\0", "a video", "frames"),
+        (b"\x1aE\xdf\xa3\x01", "a video", "frames"),
+        (b"PK\3\4\x14\0", "an archive", "unpack"),
+        (b"data:image/png;base64,iVBOR", "a data URL as text", "base64"),
+    ],
+)
+def test_what_is_taken_for_a_picture_is_named(
+    tmp_path: Path, data: bytes, name: str, hint: str
+) -> None:
+    error = fault_of(tmp_path, data)
+    assert (error.code, error.what) == ("source.not-an-image", f"the file is {name}, not an image")
+    assert hint in error.hint
+
+
+def test_a_link_into_an_annex_says_how_to_fetch_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").symlink_to("../.git/annex/objects/aa/a.jpg")
+    with pytest.raises(SourceImageError) as raised:
+        read_image(tmp_path / "a.jpg")
+    assert "git annex get" in raised.value.hint
 
 
 def test_a_long_beginning_is_searched_in_one_pass(tmp_path: Path) -> None:
