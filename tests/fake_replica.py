@@ -9,9 +9,11 @@
 What must outlive a replica, its process id among it, is in `marks` beside the output folder; so is
 what the run has heard of. A number in its file `holds`: behind so many jobs every replica waits
 to be stopped. In the environment: PACE_S, seconds for each step of a job; DIES: as soon as it has
-work; LAST: it waits until so many pictures of others are there.
+work; LAST: it waits until so many pictures of others are there;
+DISK_FULL_AFTER: so many lines of it, the disk is full.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -19,7 +21,7 @@ import time
 from collections.abc import Callable, Generator
 
 from hyimg_cli.errors import CheckpointError, Interrupted, JobError, MachineError
-from hyimg_cli.files import replace_file
+from hyimg_cli.files import replace_file, storage_error
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.settings.run import RunConfig
@@ -40,6 +42,7 @@ from hyimg_cli.spec.plan import Plan
 
 PACE_S = float(os.environ.get("PACE_S", "0.01"))
 LAST = int(os.environ.get("LAST", "0"))
+DISK_FULL_AFTER = int(os.environ.get("DISK_FULL_AFTER", sys.maxsize))
 WAIT_S = 120
 
 
@@ -49,7 +52,6 @@ class FakeSession:
         self._stopped_by = 0
         self._model = ""
         self._begun = 0
-        self._began_at = 0.0
         self._outputs = config.output.folder / "outputs"
         self._marks = config.output.folder.parent / "marks"
         self._marks.mkdir(exist_ok=True)
@@ -75,7 +77,6 @@ class FakeSession:
                 yield from self._job(job, folder)
 
     def _job(self, job: Job, folder: JobFolder) -> Generator[Event, None, None]:
-        self._began_at = time.time()
         yield JobStarted(job.custom_id)
         self._obey(job, folder)
         latents = folder.latents_for(job.custom_id)
@@ -93,12 +94,12 @@ class FakeSession:
                 latents.parent.mkdir(exist_ok=True)
                 replace_file(latents, b"%d" % step)
                 if step == 2 and "cut short" in job.prompt and self._first_time(job):
-                    yield Progress(job.custom_id, "denoise", step, job.num_inference_steps)
-                    self._die_once_heard(f"{job.custom_id}.step-2")
+                    die()
             yield Progress(job.custom_id, "denoise", step, job.num_inference_steps)
         outcome = self._made(job, folder)
-        folder.append(outcome)
-        yield JobEnded(outcome)
+        if self._begun > DISK_FULL_AFTER:
+            raise storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), folder.folder)
+        yield JobEnded(folder.append(outcome))
 
     def _made(self, job: Job, folder: JobFolder) -> Outcome:
         key = job_keys([job], self._config)[job.custom_id]
@@ -135,15 +136,7 @@ class FakeSession:
         if "die" in job.prompt.split() and ("once" not in job.prompt or self._first_time(job)):
             leftover = folder.path_for(job.custom_id).with_name(f".half.{os.getpid()}.tmp")
             leftover.write_bytes(b"half a picture")
-            self._die_once_heard(f"{job.custom_id}.begun")
-
-    def _die_once_heard(self, mark: str) -> None:
-        """What was told a moment before may be lost on its way, by Ray above all. An earlier
-        attempt's mark says nothing of this one; a file's clock is coarser than the process's.
-        """
-        heard, since = self._marks / mark, self._began_at - 0.05
-        wait_for(lambda: heard.exists() and heard.stat().st_mtime >= since)
-        die()
+            die()
 
     def _first_time(self, job: Job) -> bool:
         mark = self._marks / f"{job.custom_id}.mark"

@@ -261,9 +261,8 @@ def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
             untried.append(failed_job(job, config, attempt, error))
             folder.append(untried[-1])
             limit.add(JobEnded(untried[-1]))
-    kinds = {type(job) for job in found.plan.jobs}
     summary = Summary(
-        noun="video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture",
+        noun=runner.noun_of(found.plan.jobs),
         failed=len(rest.failed_before) + len(untried),
         invalid=len(ready.invalid),
         skipped=len(rest.done),

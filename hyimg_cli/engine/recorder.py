@@ -165,9 +165,7 @@ class Recorder:
         }
 
     def _append(self, outcome: Outcome) -> JobEnded:
-        if self._folder is not None:
-            self._folder.append(outcome)
-        return JobEnded(outcome)
+        return JobEnded(outcome if self._folder is None else self._folder.append(outcome))
 
 
 def _on_size(job: Job, output: OutputFile, notes: Sequence[str]) -> Iterator[str]:

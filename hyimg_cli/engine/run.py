@@ -7,19 +7,19 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.preparation import Refusals, begin, prepare, read_jobs
+from hyimg_cli.engine.preparation import Preparation, Refusals, begin, prepare, read_jobs
 from hyimg_cli.engine.runner import RunRequest, Selection, Summary, replicas_of
-from hyimg_cli.errors import HyimgError, Interrupted, require
+from hyimg_cli.errors import HyimgError, Interrupted, OutputFolderError, require
 from hyimg_cli.journal.bucket import run_folder
-from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.journal.journal import PREPARING, JobFolder, RunFolder
 from hyimg_cli.journal.keys import here
 from hyimg_cli.journal.past_run import read_run_info
 from hyimg_cli.journal.provenance import run_info
@@ -38,6 +38,7 @@ from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
 if TYPE_CHECKING:
+    from hyimg_cli.engine.replicas.joining import SharedWork
     from hyimg_cli.engine.replicas.run import Replicas
     from hyimg_cli.engine.service import ServedSession
     from hyimg_cli.engine.session import Session
@@ -138,7 +139,16 @@ class ManifestRun:
         ready = prepare(self.request, self._tell, Refusals(), find_machine)
         request = self.request = ready.request
         config, settings = request.config, request.settings
-        with run_folder(config.output.folder, request.selection.shard) as folder:
+        with ExitStack() as held:
+            folder = run_folder(config.output.folder, request.selection.shard)
+            try:
+                held.enter_context(folder)
+            except OutputFolderError as error:
+                if error.code != "output.in-use" or not config.parallel.has_replicas:
+                    raise
+                return self._join(folder, ready, error)
+            if config.parallel.has_replicas:
+                folder.begin_pieces(PREPARING)
             todo = begin(ready, folder)
             del ready  # all jobs, which may be a million
             plan, self._summary = todo.plan, todo.summary
@@ -170,6 +180,30 @@ class ManifestRun:
                         kept.keep(plan, eta.rates())
                     self._remark(kept.take_notes())
             folder.confirm()
+        return self._summary
+
+    def _join(self, folder: RunFolder, ready: Preparation, error: OutputFolderError) -> Summary:
+        """Work beside a running command that is the same as this one; raise `error` otherwise."""
+        from hyimg_cli.engine.replicas.joining import find_work
+
+        config, card_of = self.request.config, runner.cards(self.request.config.model.revision)
+        work = find_work(folder, ready.every, config, card_of, lambda: folder.is_locked)
+        if work is None:
+            raise error
+        attempts = {name: one.get("attempt") or 0 for name, one in folder.results().items()}
+        left = [job for job in work.jobs if work.is_left(job, attempts)]
+        plan = make_plan(left, card_of)
+        self._remark([f"joined the run that has this folder: {error.what}"], "info")
+        self._summary = Summary(
+            noun=runner.noun_of(left), skipped=len(ready.jobs) - len(left), left=len(left)
+        )
+        eta = Eta(plan, config)
+        with self._told_from_plan_to_end(plan, eta):
+            if plan.jobs:
+                self._work(plan, folder, eta, work)
+        # If the command that began the run is gone, nobody else gathers the lines.
+        with suppress(OutputFolderError), folder:
+            pass
         return self._summary
 
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
@@ -206,9 +240,13 @@ class ManifestRun:
                     self._work(plan, file, eta)
         return self._summary
 
-    def _work(self, plan: Plan, folder: JobFolder, eta: Eta) -> None:
-        """Run a plan in a session that stops in order on a signal."""
+    def _work(
+        self, plan: Plan, folder: JobFolder, eta: Eta, joined: "SharedWork | None" = None
+    ) -> None:
+        """Run a plan in a session that stops in order on a signal. `joined`: another run's work."""
         session = self._session = (self._new_session or session_for)(self.request.config)
+        if joined is not None:
+            cast("Replicas", session).join(joined)
         freeze_libraries()
         try:
             if self._stop_signal is not None:
@@ -368,4 +406,4 @@ def session_for(config: RunConfig) -> AnySession:
     _admit_ray(config.parallel.ray_address)
     from hyimg_cli.engine.replicas.cluster import RayCluster
 
-    return Replicas(config, transport=RayCluster)
+    return Replicas(config, launcher=RayCluster)

@@ -24,7 +24,7 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
@@ -255,3 +255,9 @@ def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
 def replicas_of(plan: Plan, config: RunConfig) -> int:
     """Return the number of replicas to start for a plan: no more than it has jobs."""
     return max(1, min(config.parallel.replicas, len(plan.jobs)))
+
+
+def noun_of(jobs: Sequence[Job]) -> str:
+    """Return what to call results of these jobs."""
+    kinds = {type(job) for job in jobs}
+    return "video" if kinds == {VideoJob} else "job" if VideoJob in kinds else "picture"

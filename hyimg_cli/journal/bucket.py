@@ -6,6 +6,7 @@
     outputs/…  run.json  manifest.resolved.jsonl       as in a folder; each is uploaded whole
     lease.json                  the run that writes; renewed while it does
     results-2-of-8/…  lease-2-of-8.json             the same for one shard
+    pieces/0007/…  pieces/0007.json                 the same for one piece, while several work
 
 The numbered parts are the lock. A run creates the next one; a run that finds its next number taken
 has been replaced, and stops. No clock is needed. The lease only serves to refuse a run before a
@@ -30,10 +31,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import MachineError, OutputFolderError, StorageError
+from hyimg_cli.errors import HyimgError, MachineError, OutputFolderError, StorageError
 from hyimg_cli.files import json_of, opened, replace_file
 from hyimg_cli.journal.disk import disk_errors, in_use, is_process, taken_over
-from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RunFolder, files_of_result, json_line
+from hyimg_cli.journal.journal import (
+    OUTPUTS,
+    PIECES,
+    PLAN,
+    RESOLVED,
+    RunFolder,
+    files_of_result,
+    json_line,
+)
 from hyimg_cli.journal.journal_file import outcomes_in
 from hyimg_cli.remote import as_os_errors, create_file, locate
 from hyimg_cli.spec import digest
@@ -48,6 +57,9 @@ _JOINED_AFTER = 256
 _AT_ONCE = 16
 _JOURNAL = re.compile(rf"{PARTS}(-[0-9]+-of-[0-9]+)?")
 _LEASE = re.compile(r"lease(-[0-9]+-of-[0-9]+)?\.json")
+_PIECES = re.compile(rf"{PIECES}(-[0-9]+-of-[0-9]+)?")
+_PIECE = re.compile(r"[0-9]{4,}")
+_PIECE_LEASE = re.compile(r"[0-9]{4,}\.json")
 _PART = re.compile(r"([0-9]{8})(\.all)?\.jsonl")
 
 
@@ -116,12 +128,24 @@ def _list_parts(store: Any, parts: str) -> tuple[int, list[int]]:
 class BucketFolder(RunFolder):
     """The folder of a run at an address; its files are first written to the local `folder`."""
 
-    def __init__(self, place: Path, shard: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        shard: tuple[int, int] | None = None,
+        piece: int | None = None,
+        local: Path | None = None,
+    ) -> None:
+        """`local`: the local folder of the process that ends later than this one."""
         self._address = address_of(place)
         name = f"hyimg-{digest.of_bytes(self._address.encode())[:16]}-{os.getpid()}"
-        super().__init__(Path(tempfile.gettempdir()) / name, shard)
+        super().__init__(local or Path(tempfile.gettempdir()) / name, shard, piece)
+        self._is_local_own, self._has_pieces = local is None, False
         self._parts, self._lease = f"{PARTS}{self.shard}", f"lease{self.shard}.json"
-        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # readers fetch, too
+        if piece is not None:
+            self._parts = f"{self.pieces}/{piece:04}"
+            self._lease = f"{self._parts}.json"
+        if self._is_local_own:
+            atexit.register(shutil.rmtree, self.folder, ignore_errors=True)  # readers fetch, too
         self.place = place
         self._run = secrets.token_hex(8)
         self._ended = threading.Event()
@@ -129,11 +153,17 @@ class BucketFolder(RunFolder):
 
     def __enter__(self) -> Self:
         with self._open_store() as store:
-            self._refuse_held(store)
-            self._clear()
+            if self.piece is not None:
+                if self._leases_in_the_way(store):
+                    raise in_use(self.place)
+            else:
+                self._refuse_held(store)
+                self._clear()
             (self.folder / OUTPUTS).mkdir(parents=True, exist_ok=True)
             self._journal_parts = PartJournal(store, self.place, self._run, self._parts)
-            self._join_parts(store)
+            if self.piece is None:
+                self.gather()
+                self._join_parts(store)
             self._count_attempts()
             self._renew(store)
         self._renewing.start()
@@ -144,9 +174,13 @@ class BucketFolder(RunFolder):
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+        if self._has_pieces:
+            with suppress(OSError, HyimgError):
+                self.gather()  # what cannot be gathered now can be read, and the next run does it
         # A renewal in progress would write the lease again after it is removed.
         self._renewing.join(_PARTING_S)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._is_local_own:
+            shutil.rmtree(self.folder, ignore_errors=True)
         if not self._renewing.is_alive():  # otherwise the store does not answer
             with suppress(OSError, StorageError), self._open_store() as store:
                 if self._is_own(store):
@@ -155,7 +189,18 @@ class BucketFolder(RunFolder):
     @property
     def is_run(self) -> bool:
         with self._open_store() as store:
-            return bool(_list_names(store, "", _JOURNAL)) or bool(store.exists(RESOLVED))
+            return bool(_list_journals(store)) or bool(store.exists(RESOLVED))
+
+    @property
+    def is_locked(self) -> bool:
+        with self._open_store() as store:
+            names = [one[0] for one in _list_names(store, "", _LEASE)]
+            names += [
+                f"{place[0]}/{one[0]}"
+                for place in _list_names(store, "", _PIECES)
+                for one in _list_names(store, place[0], _PIECE_LEASE)
+            ]
+            return any(_is_live(_read_lease(store, name)) for name in names)
 
     def _clear(self) -> None:
         """Remove local files that killed runs at this address left behind."""
@@ -167,10 +212,53 @@ class BucketFolder(RunFolder):
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
         with self._open_store() as store:
-            found = _list_names(store, "", _JOURNAL)
-            journals = {name[0]: _read_parts(store, self.place, name[0]) for name in found}
+            found = _list_journals(store)
+            journals = {name: _read_parts(store, self.place, name) for name in found}
         for name, data in journals.items():
             yield outcomes_in(data, self.place / name)
+
+    def own_outcomes(self) -> Iterator[dict[str, Any]]:
+        with self._open_store() as store:
+            data = _read_parts(store, self.place, self._parts)
+        yield from outcomes_in(data, self.place / self._parts)
+
+    def gather(self) -> None:
+        with self._open_store() as store:
+            leases = _list_names(store, self.pieces, _PIECE_LEASE)
+            if any(_is_live(_read_lease(store, f"{self.pieces}/{one[0]}")) for one in leases):
+                return
+            known = {digest.of_bytes(line) for line in _lines_of(store, self.place, self._parts)}
+            fresh = list[bytes]()
+            for piece in _list_names(store, self.pieces, _PIECE):
+                lines = _lines_of(store, self.place, f"{self.pieces}/{piece[0]}")
+                fresh += [line for line in lines if digest.of_bytes(line) not in known]
+            if fresh:
+                self._journal_parts.append(fresh)
+            with suppress(FileNotFoundError):
+                store.rm(self.pieces, recursive=True)
+
+    def note(self, name: str, data: bytes) -> None:
+        with self._open_store() as store:
+            store.pipe_file(name, data)
+
+    def noted(self, name: str) -> bytes:
+        with self._open_store() as store, suppress(FileNotFoundError):
+            return bytes(store.cat_file(name))
+        return b""
+
+    def begin_pieces(self, data: bytes) -> None:
+        self._has_pieces = True
+        self.note(f"{self.pieces}/{PLAN}", data)
+
+    def new_lines(self, read: dict[str, int]) -> Iterator[bytes]:
+        with self._open_store() as store:
+            for piece in _list_names(store, self.pieces, _PIECE):
+                name = piece[0]
+                _, single = _list_parts(store, f"{self.pieces}/{name}")
+                for number in (one for one in single if one > read.get(name, -1)):
+                    part = store.cat_file(f"{self.pieces}/{name}/{number:08}.jsonl")
+                    read[name] = number
+                    yield from part.splitlines()[1:]
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Add outcomes to the journal in one part; the last outcome of a job counts."""
@@ -208,16 +296,15 @@ class BucketFolder(RunFolder):
         with self._open_store() as store:
             return frozenset(store.find(OUTPUTS, refresh=True))
 
-    def _publish(self, made: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-        """Upload the files of results, then remove the local ones."""
+    def _publish(self, entry: Mapping[str, Any]) -> None:
+        """Upload the files of a result, then remove the local ones."""
         files: dict[Path, str] = {}
-        for folder, entry in made:
-            for name in files_of_result(entry):
-                local = folder / name
-                for file in filter(Path.is_file, (local, *local.glob("*"))):
-                    files[file] = file.relative_to(folder).as_posix()
-                if not local.exists() and name in self._former.get(entry["custom_id"], ()):
-                    self._remove(name)  # a new video without metadata has no sidecar
+        for name in files_of_result(entry):
+            local = self.folder / name
+            for file in filter(Path.is_file, (local, *local.glob("*"))):
+                files[file] = file.relative_to(self.folder).as_posix()
+            if not local.exists() and name in self.former.get(entry["custom_id"], ()):
+                self._remove(name)  # a new video without metadata has no sidecar
         with self._open_store() as store, ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(store.put_file, map(str, files), files.values()))
         for file in files:
@@ -268,16 +355,19 @@ class BucketFolder(RunFolder):
     def _leases_in_the_way(self, store: Any) -> dict[str, dict[str, Any]]:
         """Return leases that exclude this run, by name.
 
-        Old leases and leases of ended processes on this machine are left out.
+        Leases that are not live are left out. A piece is excluded only by its own lease.
         """
-        leases = {one[0]: _read_lease(store, one[0]) for one in _list_names(store, "", _LEASE)}
-        return {
-            name: lease
-            for name, lease in leases.items()
-            if not self.writes_beside(name.removesuffix(".json"))
-            and time.time() - lease.get("time", 0) <= 4 * STALE_S
-            and (lease.get("host") != socket.gethostname() or is_process(lease.get("process", 0)))
-        }
+        if self.piece is not None:
+            leases = {self._lease: _read_lease(store, self._lease)}
+        else:
+            names = [one[0] for one in _list_names(store, "", _LEASE)]
+            for place in _list_names(store, "", _PIECES):
+                pieces = _list_names(store, place[0], _PIECE_LEASE)
+                if not self.writes_beside(f"lease{place[1] or ''}"):
+                    names += [f"{place[0]}/{one[0]}" for one in pieces]
+            own = {name for name in names if not self.writes_beside(name.removesuffix(".json"))}
+            leases = {name: _read_lease(store, name) for name in sorted(own)}
+        return {name: lease for name, lease in leases.items() if _is_live(lease)}
 
     def _is_own(self, store: Any) -> bool:
         """Return True if the lease is still this run's."""
@@ -314,6 +404,25 @@ def _list_names(store: Any, folder: str, pattern: re.Pattern[str]) -> list[re.Ma
     return list(filter(None, map(pattern.fullmatch, names)))
 
 
+def _list_journals(store: Any) -> list[str]:
+    """Return the journals of the folder, a whole run's first, those of pieces last."""
+    found = [one[0] for one in _list_names(store, "", _JOURNAL)]
+    for place in _list_names(store, "", _PIECES):
+        found += [f"{place[0]}/{one[0]}" for one in _list_names(store, place[0], _PIECE)]
+    return found
+
+
+def _lines_of(store: Any, place: Path, parts: str) -> list[bytes]:
+    return _read_parts(store, place, parts).splitlines(keepends=True)
+
+
+def _is_live(lease: Mapping[str, Any]) -> bool:
+    """True unless a lease is old, or its process on this machine has ended."""
+    is_recent = time.time() - lease.get("time", 0) <= 4 * STALE_S
+    is_here = lease.get("host") == socket.gethostname()
+    return is_recent and (not is_here or is_process(lease.get("process", 0)))
+
+
 def _read_lease(store: Any, name: str) -> dict[str, Any]:
     """Return a lease; empty if it does not exist or cannot be read."""
     with suppress(FileNotFoundError, ValueError, TypeError):
@@ -338,6 +447,13 @@ def _read_parts(store: Any, place: Path, parts: str) -> bytes:
     return b"".join([before, *(found[name].partition(b"\n")[2] for name in names)])
 
 
-def run_folder(place: Path, shard: tuple[int, int] | None = None) -> RunFolder:
-    """Return the folder of a run, or of a shard, on this machine or at an address."""
-    return BucketFolder(place, shard) if address_of(place) else RunFolder(place, shard)
+def run_folder(
+    place: Path,
+    shard: tuple[int, int] | None = None,
+    piece: int | None = None,
+    local: Path | None = None,
+) -> RunFolder:
+    """Return the folder of a run, a shard or a piece of it, on this machine or at an address."""
+    if address_of(place):
+        return BucketFolder(place, shard, piece, local)
+    return RunFolder(place, shard, piece)

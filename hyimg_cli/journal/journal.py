@@ -3,26 +3,27 @@
     OUT/  .lock   run.json   manifest.resolved.jsonl   results.jsonl   outputs/NAME.png, .jpg, .mp4
           outputs/NAME.frames/0000.png   latents/<custom_id>.safetensors (unfinished videos)
           .lock-2-of-8   results-2-of-8.jsonl (of one shard; shards of one count share the folder)
+          pieces/  0007.lock   0007.jsonl   while several processes work (`journal/pieces.py`)
 
 NAME is the custom_id, or the result of the job's template; a job's line has the path of its file.
-A line is appended only after its file is in place, and is on disk when `append` returns; files and
-lines that were made elsewhere are on disk when `store` returns. So a kill can leave a picture
-without a line, or half a line at the end, but never a line without its file.
+A line is appended only after its file is in place, and is on disk when `append` returns. So a kill
+can leave a picture without a line, or half a line at the end, but never a line without its file.
 Each append checks that the lock and the journal are still those of this run.
 """
 
 import json
 import os
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
 
-from hyimg_cli.errors import JobError, OutputFolderError, StorageError
+from hyimg_cli.errors import HyimgError, JobError, OutputFolderError, StorageError
 from hyimg_cli.files import (
     JOURNAL_BYTES,
     bytes_of,
@@ -31,7 +32,6 @@ from hyimg_cli.files import (
     remove,
     replace_file,
     replacing,
-    sync,
 )
 from hyimg_cli.journal.disk import (
     disk_errors,
@@ -42,7 +42,7 @@ from hyimg_cli.journal.disk import (
     take_lock,
     taken_over,
 )
-from hyimg_cli.journal.journal_file import JournalFile, outcomes_in
+from hyimg_cli.journal.journal_file import JournalFile, outcomes_in, whole_lines
 from hyimg_cli.manifest.file_names import name_of, path_of
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.settings.file_names import fault_of
@@ -60,34 +60,26 @@ RUN = "run.json"
 PAGE = "report.html"
 LATENTS = "latents"
 LOCK = ".lock"
-REPLICA = ".replica-"
-# Seconds that a shard waits for another one to enter the folder.
+PIECES = "pieces"
+PLAN = "plan.json"
+# The plan while the command that will cut it prepares its run.
+PREPARING = b"{}"
+# Seconds that a shard waits for another one to enter the folder, and that a run waits for the
+# processes of another one to end.
 _DOOR_S = 60.0
+_PARTING_S = 5.0
 _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-@dataclass(frozen=True)
-class FinishedJob:
-    """An outcome whose files are in another folder of the disk, under their final names."""
-
-    outcome: Outcome
-    folder: Path
-
-
 class JobFolder(ABC):
-    """The folder where a session writes its jobs' files and records their outcomes.
+    """The folder where a session writes its jobs' files and records their outcomes."""
 
-    `run`: the folder that receives them, which is this one unless a replica writes here.
-    """
-
-    def __init__(self, folder: Path, run: Path | None = None) -> None:
-        self.folder, self.run = folder, run or folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         # How often each job was tried so far, by custom_id.
         self.attempts = Counter[str]()
-
-    def replica_folder(self, number: int) -> Path:
-        """Return the folder where replica `number` writes its files."""
-        return self.folder / f"{REPLICA}{number}"
+        # Completes an outcome before its line is written.
+        self.sign: Callable[[Outcome], Outcome] = lambda outcome: outcome
 
     def path_for(self, name: str, suffix: str = ".png") -> Path:
         """Return the path for a file of this name: a picture, or a video with its side files."""
@@ -124,7 +116,7 @@ class JobFolder(ABC):
 
     def is_folder(self, name: str) -> bool:
         """Return True if a folder of the run has the name of a file."""
-        place = self.run / name
+        place = self.folder / name
         return place.is_dir() and not place.is_symlink()
 
     def latents_for(self, custom_id: str) -> Path:
@@ -137,9 +129,9 @@ class JobFolder(ABC):
 
         Raises OutputFolderError if a link on the way leads out of the folder.
         """
-        path = self.run / name
-        with disk_errors(self.run):
-            refuse_links(path.parent, self.run)
+        path = self.folder / name
+        with disk_errors(self.folder):
+            refuse_links(path.parent, self.folder)
         return path
 
     def make_places(self, jobs: Iterable[Job]) -> None:
@@ -156,33 +148,36 @@ class JobFolder(ABC):
             if place != self.folder / OUTPUTS:
                 make_folders(place)
 
-    def append(self, outcome: Outcome) -> None:
-        """Add the line of an outcome whose files are here; it is on disk when this returns.
-
-        Raises JournalError if another process removed or changed the journal; it is then left
-        unchanged. After any other StorageError, nothing of the line remains.
-        """
-        self.store([FinishedJob(outcome, self.folder)])
-
     @abstractmethod
-    def store(self, finished: Sequence[FinishedJob]) -> None:
-        """Move files of outcomes from other folders into place, then add all lines.
+    def append(self, outcome: Outcome) -> Outcome:
+        """Add the line of an outcome whose files are here; return the outcome as it was recorded.
 
-        Everything is on disk when this returns. Raises as `append` does, for all lines.
+        The line is on disk when this returns. Raises JournalError if another process removed or
+        changed the journal; it is then left unchanged. After any other StorageError, nothing of the
+        line remains.
         """
 
 
 class RunFolder(JobFolder):
     """An output folder. Reading needs no lock; writing needs `with`, which takes it.
 
-    `shard`: number and count of the shard that writes; every shard reads all results.
+    `shard`: number and count of the shard that writes; every shard reads all results. `piece`: the
+    number of a piece of the run or shard, which one of several processes writes.
     """
 
-    def __init__(self, folder: Path, shard: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, shard: tuple[int, int] | None = None, piece: int | None = None
+    ) -> None:
         super().__init__(folder)
         # The suffix in the names of a shard's own files; empty for a whole run.
         self.place, self.shard = folder, f"-{shard[0]}-of-{shard[1]}" if shard else ""
-        self._former: dict[str, list[str]] = {}
+        self.part = shard
+        self.pieces, self.piece = f"{PIECES}{self.shard}", piece
+        own = f"{self.pieces}/{piece or 0:04}"
+        self.lock_name = f"{LOCK}{self.shard}" if piece is None else f"{own}.lock"
+        self._journal_name = f"results{self.shard}.jsonl" if piece is None else f"{own}.jsonl"
+        # Files of earlier results, by job, that are removed once the job's new line is on disk.
+        self.former: dict[str, list[str]] = {}
         # While the folder is written: what to release at the end, the lock and the journal.
         self._held: ExitStack | None = None
         self._lock: int
@@ -194,12 +189,17 @@ class RunFolder(JobFolder):
         Raises OutputFolderError if another run holds the lock, StorageError if it is read-only.
         """
         with disk_errors(self.folder), ExitStack() as held:
-            for name in (LATENTS, OUTPUTS):
-                refuse_links(self.folder / name, self.folder)
+            self._refuse_links()
             make_folders(self.folder / OUTPUTS)
-            self._take_lock(held)
-            self._journal = JournalFile(self.folder / f"results{self.shard}.jsonl")
+            if self.piece is None:
+                self._take_lock(held)
+            else:
+                self._lock = take_lock(self.folder / self.lock_name, held)
+            self._journal = JournalFile(self.folder / self._journal_name)
             held.callback(self._journal.close)
+            self._held = held
+            if self.piece is None:
+                self.gather()
             self._count_attempts()
             self._held = held.pop_all()
         return self
@@ -210,17 +210,22 @@ class RunFolder(JobFolder):
         Writes nothing.
         """
         with disk_errors(self.folder):
-            for name in (LATENTS, OUTPUTS):
-                refuse_links(self.folder / name, self.folder)
+            self._refuse_links()
             refuse_place(self.folder / OUTPUTS)
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            if not self.shard:  # another shard may be about to write latents
+        with suppress(OSError, HyimgError):
+            if self.piece is None:
+                self.gather()  # what cannot be gathered now can be read, and the next run does it
+            if not self.shard and self.piece is None:  # another may be about to write latents
                 (self.folder / LATENTS).rmdir()  # fails if latents are left for the next run
         held, self._held = self._held, None
         assert held is not None, "the folder was entered"
         held.close()
+
+    def _refuse_links(self) -> None:
+        for name in (LATENTS, OUTPUTS, self.pieces):
+            refuse_links(self.folder / name, self.folder)
 
     def _take_lock(self, held: ExitStack) -> None:
         """Take the lock; if no other shard is in the folder, remove leftovers of killed runs.
@@ -230,13 +235,22 @@ class RunFolder(JobFolder):
         with ExitStack() as entering:
             if self.shard:
                 take_lock(self.folder / LOCK, entering, _DOOR_S)
-            own = self.folder / f"{LOCK}{self.shard}"
+            own = self.folder / self.lock_name
             self._lock = take_lock(own, held)
             others = [path for path in self.folder.glob(f"{LOCK}-*-of-*") if path != own]
             for path in others:
                 if (holder := find_holder(path)) and not self.writes_beside(path.name):
                     raise in_use(self.folder, holder)
-            if not any(map(find_holder, others)):
+            pieces = [*self.folder.glob(f"{PIECES}*/*.lock")]
+            until = time.monotonic() + _PARTING_S
+            for path in pieces:
+                if self.writes_beside(f"{LOCK}{path.parent.name.removeprefix(PIECES)}"):
+                    continue
+                while holder := find_holder(path):  # processes of a killed run end in a moment
+                    if time.monotonic() > until:
+                        raise in_use(self.folder, holder)
+                    time.sleep(0.02)
+            if not any(map(find_holder, (*others, *pieces))):
                 self._clear()
 
     def writes_beside(self, other: str) -> bool:
@@ -245,7 +259,10 @@ class RunFolder(JobFolder):
         return bool(count) and other.endswith(f"-of-{count}") and not other.endswith(self.shard)
 
     def _count_attempts(self) -> None:
-        self.attempts = Counter({job: one.get("attempt", 0) for job, one in self.results().items()})
+        """Count from all results; of a piece, from its own."""
+        own = ((entry, entry) for entry in self.own_outcomes())
+        found = self.results() if self.piece is None else find_last([own])
+        self.attempts = Counter({job: one.get("attempt", 0) for job, one in found.items()})
 
     def _clear(self) -> None:
         places = [self.folder, self.folder / LATENTS]
@@ -254,16 +271,32 @@ class RunFolder(JobFolder):
             places.append(Path(place))
         for temporary in [one for place in places for one in place.glob(".*.[0-9]*.tmp")]:
             remove(temporary)
-        for left in self.folder.glob(f"{REPLICA}*"):
-            remove(left)
 
     @property
     def is_locked(self) -> bool:
-        """Return True while a run, or a shard of one, writes here."""
-        return any(find_holder(path) for path in self.folder.glob(f"{LOCK}*"))
+        """Return True while a run, or a part of one, writes here."""
+        locks = (*self.folder.glob(f"{LOCK}*"), *self.folder.glob(f"{PIECES}*/*.lock"))
+        return any(map(find_holder, locks))
 
-    def replica_folder(self, number: int) -> Path:
-        return self.folder / f"{REPLICA.removesuffix('-')}{self.shard}-{number}"
+    def gather(self) -> None:
+        """Move the lines of all pieces into this journal, unless a process still writes one.
+
+        Then nothing else remains of the pieces. A kill in between leaves lines in both places; they
+        are not added again.
+        """
+        self._refuse_links()
+        place = self.folder / self.pieces
+        if not place.is_dir() or any(map(find_holder, place.glob("*.lock"))):
+            return
+        known = {digest.of_bytes(line) for line in self._journal.lines()}
+        for path in sorted(place.glob("[0-9]*.jsonl")):
+            lines = whole_lines(bytes_if_any(path)).splitlines(keepends=True)
+            if fresh := [line for line in lines if digest.of_bytes(line) not in known]:
+                self._append(fresh)
+        remove(place)
+        others = self.folder.glob(f"{LOCK}-*-of-*")
+        if not any(find_holder(path) for path in others if path.name != self.lock_name):
+            self._clear()
 
     @property
     def is_run(self) -> bool:
@@ -339,6 +372,35 @@ class RunFolder(JobFolder):
             if self.shard:
                 os.replace(written, self.folder / name)
 
+    def note(self, name: str, data: bytes) -> None:
+        """Replace a small file for other processes of this run; it need not outlive a power cut."""
+        with disk_errors(self.folder):
+            replace_file(self.folder / name, data, is_lasting=False)
+
+    def noted(self, name: str) -> bytes:
+        """Return the bytes of such a file; empty if it does not exist."""
+        with disk_errors(self.folder):
+            return bytes_if_any(self.folder / name)
+
+    def begin_pieces(self, data: bytes) -> None:
+        """Let pieces be written; `data`: what other processes must know about them."""
+        with disk_errors(self.folder):
+            make_folders(self.folder / self.pieces)
+        self.note(f"{self.pieces}/{PLAN}", data)
+
+    def new_lines(self, read: dict[str, int]) -> Iterator[bytes]:
+        """Yield the lines that were added to pieces; `read`: how much of each was read before."""
+        with disk_errors(self.folder):
+            for path in sorted((self.folder / self.pieces).glob("[0-9]*.jsonl")):
+                before = read.get(path.name, 0)
+                with suppress(FileNotFoundError):
+                    if path.stat().st_size > before:
+                        with opened(path, JOURNAL_BYTES) as file:
+                            file.seek(before)
+                            whole = whole_lines(file.read())
+                        read[path.name] = before + len(whole)
+                        yield from whole.splitlines()
+
     def results(self) -> dict[str, dict[str, Any]]:
         """Return the last outcome of each job by custom_id, in the order of first appearance.
 
@@ -350,7 +412,8 @@ class RunFolder(JobFolder):
     def journals(self) -> list[Path]:
         """Return the journals of the folder, a whole run's first."""
         shards = sorted(self.folder.glob("results-*-of-*.jsonl"))
-        return [path for path in (self.folder / RESULTS, *shards) if os.path.lexists(path)]
+        pieces = sorted(self.folder.glob(f"{PIECES}*/[0-9]*.jsonl"))
+        return [path for path in (self.folder / RESULTS, *shards, *pieces) if os.path.lexists(path)]
 
     def outcomes(self) -> Iterator[Iterator[dict[str, Any]]]:
         """Yield the outcomes in each journal."""
@@ -359,43 +422,32 @@ class RunFolder(JobFolder):
                 data = bytes_if_any(path)
             yield outcomes_in(data, path)
 
-    def store(self, finished: Sequence[FinishedJob]) -> None:
-        entries = [outcome_to_json(one.outcome) for one in finished]
+    def own_outcomes(self) -> Iterator[dict[str, Any]]:
+        """Yield the outcomes in the journal that this run, shard or piece writes."""
+        path = self.folder / self._journal_name
         with disk_errors(self.folder):
-            self._publish(
-                [(one.folder, entry) for one, entry in zip(finished, entries, strict=True)]
-            )
-            self._append([json_line(entry) for entry in entries])
-            done = {
-                one["custom_id"]: files_of_result(one) for one in entries if one["status"] == "done"
-            }
-            for job, files in done.items():
-                for path in self._former.pop(job, ()):
+            data = bytes_if_any(path)
+        yield from outcomes_in(data, path)
+
+    def append(self, outcome: Outcome) -> Outcome:
+        outcome = self.sign(outcome)
+        entry = outcome_to_json(outcome)
+        with disk_errors(self.folder):
+            self._publish(entry)
+            self._append([json_line(entry)])
+            if outcome.status == "done":
+                files = files_of_result(entry)
+                for path in self.former.pop(outcome.custom_id, ()):
                     if path not in files:
                         self._remove(path)
-        for one in finished:
-            self.attempts[one.outcome.custom_id] = one.outcome.attempt
-        with suppress(StorageError, OutputFolderError):  # leftovers only take up disk space
-            self.drop_latents(done)
+        self.attempts[outcome.custom_id] = outcome.attempt
+        if outcome.status == "done":
+            with suppress(StorageError, OutputFolderError):  # leftovers only take up disk space
+                self.drop_latents([outcome.custom_id])
+        return outcome
 
-    def _publish(self, made: Iterable[tuple[Path, Mapping[str, Any]]]) -> None:
-        """Move the files of results into place from the folders in which they were made."""
-        places: set[Path] = set()
-        for folder, entry in made:
-            beside = {name for output in entry["outputs"] for name in files_of(output)[1:]}
-            # In reverse order: when a video appears, its side files are already in place.
-            for name in reversed(files_of_result(entry)) if folder != self.folder else ():
-                file, path = folder / name, self.inside(name)
-                if file.exists():
-                    self._make_place(path.parent)
-                    if file.is_dir():
-                        remove(path)
-                    os.replace(file, path)
-                    places.add(path.parent)
-                elif name in beside:
-                    remove(path)  # an earlier video's side file describes another job
-        for place in places:
-            sync(place)
+    def _publish(self, entry: Mapping[str, Any]) -> None:
+        """Do nothing: the files of a result are in place."""
 
     def drop_latents(self, jobs: Iterable[str]) -> None:
         """Remove the latents of jobs that are done or that start from the beginning."""
@@ -408,7 +460,7 @@ class RunFolder(JobFolder):
 
     def supersede(self, former: Mapping[str, list[str]]) -> None:
         """Mark files of earlier results, by job, for removal once the job's new line is on disk."""
-        self._former = dict(former)
+        self.former = dict(former)
 
     def confirm(self) -> None:
         """Raise as `append` does if the journal has changed since this run last wrote it."""
@@ -423,7 +475,7 @@ class RunFolder(JobFolder):
     def _refuse_taken_lock(self) -> None:
         """Raise StorageError if the lock was removed and another run has taken over."""
         assert self._held is not None, "the journal is written without the folder's lock"
-        holder = bytes_if_any(self.folder / f"{LOCK}{self.shard}")
+        holder = bytes_if_any(self.folder / self.lock_name)
         if holder and holder != os.pread(self._lock, 200, 0):
             raise taken_over(self.folder, holder.decode(errors="replace"))
 

@@ -60,6 +60,11 @@ class JournalFile:
     def close(self) -> None:
         os.close(self._file)
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines of the file, each with its end."""
+        with opened(self._path, JOURNAL_BYTES) as file:
+            yield from file
+
     def append(self, lines: Sequence[bytes]) -> None:
         """Add lines; all are on disk when this returns.
 

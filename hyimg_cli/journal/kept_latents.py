@@ -36,7 +36,7 @@ def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
 def find_begun(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[str, Begun]:
     """Return, by custom_id, the progress of those of `jobs` that will resume from latents."""
     digest_of, found = cache(source_digest), dict[str, Begun]()
-    kept = {path.stem.replace("~", "/") for path in (folder.run / LATENTS).glob("*.safetensors")}
+    kept = {path.stem.replace("~", "/") for path in (folder.folder / LATENTS).glob("*.safetensors")}
     for job in (job for job in jobs if job.custom_id in kept):
         with suppress(OSError, OutputFolderError, ValueError, KeyError, TypeError):
             _, facts = unseal(bytes_of(folder.latents_for(job.custom_id), LATENTS_BYTES))

@@ -4,7 +4,6 @@ A line is on disk when `append` returns, whole or not at all, so a killed run re
 People edit these lines; existing lines are never rewritten.
 """
 
-import glob
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any, Self
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.files import remove, replace_file
 from hyimg_cli.journal.disk import disk_errors, take_lock
-from hyimg_cli.journal.journal import REPLICA, FinishedJob, JobFolder, bytes_if_any, json_line
+from hyimg_cli.journal.journal import JobFolder, bytes_if_any, json_line
 from hyimg_cli.journal.journal_file import JournalFile, entry_of, lines_in, whole_lines
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.fields import AR_FIELDS
@@ -52,16 +51,17 @@ class TextsFile(JobFolder):
         with disk_errors(self._path), ExitStack() as held:
             self.folder.mkdir(parents=True, exist_ok=True)
             take_lock(self._path.with_name(f".{self._path.name}.lock"), held)
-            for left in self.folder.glob(f".{glob.escape(self._path.name)}{REPLICA}*"):
-                remove(left)
+            remove(self.workshop)  # of a killed run; its texts are written again
             self._held = held.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def replica_folder(self, number: int) -> Path:
-        return self._path.with_name(f".{self._path.name}{REPLICA}{number}")
+    @property
+    def workshop(self) -> Path:
+        """The folder in which several processes write, until their lines are here."""
+        return self._path.with_name(f".{self._path.name}.run")
 
     def begin(self, config: RunConfig, *, force: bool) -> list[Job]:
         """Open the file for lines; return the jobs that have none yet.
@@ -120,15 +120,15 @@ class TextsFile(JobFolder):
         (line,) = lines_beside([job], self.folder)
         self._append(line)
 
-    def store(self, finished: Sequence[FinishedJob]) -> None:
-        """Add the jobs with their texts, as lines of a manifest.
+    def append(self, outcome: Outcome) -> Outcome:
+        """Add the job with its text, as a line of a manifest.
 
         A failed job has no line: the next run tries it again.
         """
-        for outcome in (one.outcome for one in finished):
-            job = self._jobs[outcome.custom_id]
-            if outcome.status == "done" and isinstance(job, ImageJob):
-                self._append(self._line_of(job, outcome))
+        job = self._jobs[outcome.custom_id]
+        if outcome.status == "done" and isinstance(job, ImageJob):
+            self._append(self._line_of(job, outcome))
+        return outcome
 
     def _line_of(self, job: ImageJob, outcome: Outcome) -> dict[str, Any]:
         text, ids = outcome.cot_text, outcome.cot_token_ids

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,14 @@ _PIECE_BYTES = 1 << 20
 def of_bytes(data: bytes) -> str:
     """Return the hex sha256 of `data`."""
     return hashlib.sha256(data).hexdigest()
+
+
+def of_parts(parts: Iterable[bytes]) -> str:
+    """Return the hex sha256 of all parts together."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
 
 
 def of_json(value: Any) -> str:

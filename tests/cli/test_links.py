@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import numpy as np
 import pytest
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES, DiskStore
-from hyimg_cli.engine.replicas.messages import EventBatch
-from hyimg_cli.engine.replicas.parcels import Parcel
 from hyimg_cli.errors import OutputFolderError, StorageError
 from hyimg_cli.files import replace_file, replacing
-from hyimg_cli.journal.journal import FinishedJob, RunFolder
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.video import write_video
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Outcome, OutputFile
+from hyimg_cli.spec.events import Outcome
 
 Run = Callable[..., Any]
 JOB = {"prompt": "a red circle", "num_inference_steps": 1, "seed": 1, "size": "1:1"}
@@ -175,27 +172,25 @@ def test_a_film_is_written_over_no_link(tmp_path: Path, victim: Path, suffix: st
 
 
 def test_what_is_written_below_a_link_later_on_is_refused(tmp_path: Path, victim: Path) -> None:
-    """Planted while the run goes: files of replicas, kept latents, files of former results."""
+    """Planted while the run goes: kept latents, files of former results, pieces of the run."""
     outcome = Outcome("sub/b", "done", key="k")
-    file = OutputFile("outputs/sub/a.png", "0" * 64, "0" * 64, 16, 16, 1)
-    (tmp_path / file.path).parent.mkdir(parents=True)
-    (tmp_path / file.path).touch()
-    finished = FinishedJob(replace(outcome, outputs=(file,)), tmp_path)
-    latents = Parcel(EventBatch(()), {}, {"a": b"x"})
     with RunFolder(tmp_path / "out") as folder:
         folder.supersede({"sub/b": ["outputs/sub/a.png"]})
         plant(folder.folder / "outputs" / "sub", victim)
         plant(folder.folder / "latents", victim)
         for write in (
-            lambda: folder.store([finished]),
             lambda: folder.append(outcome),
             lambda: folder.bring("outputs/sub/a.png", tmp_path / "out" / ".lock"),
-            lambda: latents.unpack(folder.replica_folder(0)),
+            lambda: folder.latents_for("a"),
             lambda: folder.drop_latents(["a"]),
         ):
             with pytest.raises(OutputFolderError) as caught:
                 write()
             assert caught.value.code == "output.link"
+        plant(folder.folder / "pieces", victim)
+        with pytest.raises(OutputFolderError) as caught, RunFolder(folder.folder, piece=0):
+            pass
+        assert caught.value.code == "output.link"
 
 
 def test_a_journal_that_becomes_a_link_is_not_written_through(tmp_path: Path, victim: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.runner import Summary
-from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.spec.events import JobEnded, JobStarted, ModelLoaded, Outcome, Prewarmed, ReplicaDied
 
 Run = Callable[..., Any]
@@ -39,21 +38,18 @@ def manifest(write_manifest: Write, write_picture: Write) -> Path:
 def kill_one_behind_the_first_line(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Has the replica of the first line killed once it is on disk; then its number is there."""
     killed: list[int] = []
-    transports: list[LocalProcesses] = []
-    start, store = LocalProcesses.start, RunFolder.store
+    events = LocalProcesses.events
 
-    def started(transport: LocalProcesses, setup: Any) -> None:
-        transports.append(transport)
-        start(transport, setup)
+    def heard(launcher: LocalProcesses, timeout_s: float) -> Any:
+        said = events(launcher, timeout_s)
+        ends = (one for _, message in said for one in getattr(message, "events", ()))
+        for end in (one for one in ends if isinstance(one, JobEnded) and not killed):
+            assert end.outcome.replica is not None
+            killed.append(end.outcome.replica)
+            launcher._processes[killed[0]].process.kill()
+        return said
 
-    def stored(folder: RunFolder, made: Any) -> None:
-        store(folder, made)
-        if not killed:
-            killed.append(made[0].outcome.replica)
-            transports[0]._processes[killed[0]].process.kill()
-
-    monkeypatch.setattr(LocalProcesses, "start", started)
-    monkeypatch.setattr(RunFolder, "store", stored)
+    monkeypatch.setattr(LocalProcesses, "events", heard)
     return killed
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyimg_cli.journal.journal import FinishedJob, RunFolder
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.journal_file import JournalFile
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Outcome, OutputFile
+from hyimg_cli.spec.events import Outcome
 
 STEPS: dict[str, Any] = {"num_inference_steps": 2}
 QUICK = STEPS | {"bot_task": "none", "seed": 3}
@@ -85,18 +85,25 @@ def test_pictures_edits_and_videos_are_there_before_their_lines(
     ]  # fmt: skip
 
 
-def test_files_of_replicas_are_there_before_their_lines(
-    lines: dict[str, list[str]], tmp_path: Path
-) -> None:
-    made, replica = [], tmp_path / "run" / ".replica-0"
-    (replica / "outputs").mkdir(parents=True)
-    for name in "abc":
-        data = name.encode() * 1000
-        file = OutputFile(f"outputs/{name}.png", digest.of_bytes(data), "", 8, 8, 1)
-        made.append((Outcome(name, "done", key=name, outputs=(file,)), data))
-    with RunFolder(tmp_path / "run") as folder:
-        (replica / "outputs").mkdir(parents=True)  # what a killed run left is gone
-        for outcome, data in made:
-            (replica / outcome.outputs[0].path).write_bytes(data)
-        folder.store([FinishedJob(outcome, replica) for outcome, _ in made])
-    assert lines == {"a": [], "b": [], "c": []}
+def test_lines_of_pieces_are_gathered_once_and_the_pieces_are_gone(tmp_path: Path) -> None:
+    """Also where a kill came between: then lines are in both places."""
+    place = tmp_path / "run"
+    with RunFolder(place) as folder:
+        folder.append(Outcome("a", "done", key="k"))
+        folder.begin_pieces(b"{}")
+        for number, name in enumerate("bc"):
+            with RunFolder(place, piece=number) as piece:
+                piece.append(Outcome(name, "done", key="k"))
+                folder.gather()  # not while one is written
+        kept = {path: path.read_bytes() for path in (place / "pieces").iterdir()}
+        assert sorted(folder.results()) == ["a", "b", "c"]
+    once = (place / "results.jsonl").read_bytes()
+    assert once.count(b"\n") == 3
+    assert not (place / "pieces").exists()
+    (place / "pieces").mkdir()
+    for path, data in kept.items():
+        path.write_bytes(data)
+    with RunFolder(place) as folder:
+        assert sorted(folder.attempts) == ["a", "b", "c"]
+    assert (place / "results.jsonl").read_bytes() == once
+    assert not (place / "pieces").exists()

@@ -1,24 +1,16 @@
 """Keys come from where the work is done, and a replica that finds other things is refused."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hyimg_cli.engine.replicas.messages import (
-    Assign,
-    EventBatch,
-    Exited,
-    FromReplica,
-    PieceDone,
-    Ready,
-    Setup,
-)
-from hyimg_cli.engine.replicas.replica import replica_facts
+from hyimg_cli.engine.replicas.messages import Ended, Exited, FromReplica, Ready, Setup
 from hyimg_cli.engine.replicas.run import Replicas, describe_differences
+from hyimg_cli.engine.replicas.worker import Worker, folder_fact, replica_facts
 from hyimg_cli.engine.run import find_place
 from hyimg_cli.errors import MachineError, installation
 from hyimg_cli.journal.journal import RunFolder
@@ -27,8 +19,9 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.watch import Beat, Limits
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, ParallelConfig, RunConfig
-from hyimg_cli.spec.events import Event, JobStarted, ReplicaDied
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, ReplicaDied
 from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.plan import Plan
 
 GPU, BARE = MachineInfo(has_gpu=True, has_triton=True), MachineInfo(has_gpu=False, has_triton=False)
 
@@ -74,19 +67,30 @@ def test_what_differs_is_said_by_name(job: ImageJob) -> None:
 
 
 class Scripted:
-    """A transport of replicas that have these facts, and do nothing."""
+    """A launcher of replicas that have these facts, and whose jobs are done at once."""
 
     def __init__(self, config: RunConfig, facts: list[dict[str, object]]) -> None:
         self.config, self._facts = config, facts
         self._said: list[tuple[int, FromReplica]] = []
-        self.assigned: list[int] = []
+        self._setups: dict[int, Setup] = {}
+        self.begun: list[int] = []
 
     def start(self, setup: Setup) -> None:
-        self._said.append((setup.number, Ready(self._facts[setup.number], "node-b")))
+        self._setups[setup.number] = setup
+        facts = self._facts[setup.number] | folder_fact(RunFolder(setup.place), setup.place)
+        self._said.append((setup.number, Ready(facts, "node-b")))
 
-    def assign(self, number: int, work: Assign) -> None:
-        self.assigned.append(number)
-        self._said.append((number, PieceDone()))
+    def begin(self, number: int) -> None:
+        self.begun.append(number)
+        self.work(number, self._setups[number])
+        self._said.append((number, Ended()))
+
+    def work(self, number: int, setup: Setup) -> None:
+        for piece, plan in enumerate(setup.work.pieces):
+            with RunFolder(setup.place, piece=piece) as folder:
+                for job in plan.jobs:
+                    if not folder.attempts[job.custom_id]:
+                        folder.append(Outcome(job.custom_id, "done", "", replica=number))
 
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         said, self._said = self._said, []
@@ -98,12 +102,24 @@ class Scripted:
 
 
 class Fatal(Scripted):
-    """Replicas that die of each job."""
+    """Replicas that die of each job, until it is given up."""
 
-    def assign(self, number: int, work: Assign) -> None:
-        (begun,) = work.piece.jobs
-        self._said.append((number, EventBatch((JobStarted(begun.custom_id),))))
-        self._said.append((number, Exited("killed by SIGKILL")))
+    def begin(self, number: int) -> None:
+        setup = self._setups[number]
+        worker = Worker(replace(setup, session=f"{__name__}:Deadly"))
+        *_, ended = worker.run()
+        assert isinstance(ended, Ended)
+        self._said.append((number, Exited("killed by SIGKILL") if ended.trace else ended))
+
+
+class Deadly:
+    """A session that stops without a trace behind the begin of a job."""
+
+    def __init__(self, config: RunConfig) -> None: ...
+
+    def run(self, plan: Plan, folder: RunFolder, *, whole: Plan) -> Iterator[Event]:
+        yield JobStarted(plan.jobs[0].custom_id)
+        raise RuntimeError("killed")
 
 
 class Crowded(Scripted):
@@ -115,13 +131,16 @@ class Crowded(Scripted):
         if setup.number == 0:
             super().start(setup)
 
+    def work(self, number: int, setup: Setup) -> None: ...
+
     def events(self, timeout_s: float) -> list[tuple[int, FromReplica]]:
         time.sleep(0.05)
-        said: list[tuple[int, FromReplica]] = [(1, Beat())]
-        if self.assigned and self._looks < 10:
+        if self.begun:
+            self._said = []
             self._looks += 1
-            return said
-        return said + super().events(timeout_s)
+            if self._looks == 10:
+                super().work(0, self._setups[0])
+        return [(1, Beat()), *super().events(timeout_s)]
 
 
 def test_who_waits_for_room_is_not_taken_for_dead(job: ImageJob, tmp_path: Path) -> None:
@@ -131,9 +150,10 @@ def test_who_waits_for_room_is_not_taken_for_dead(job: ImageJob, tmp_path: Path)
     crowded = Crowded(mine, [replica_facts(mine, plan)])
     limits = Limits(start_s=0.2, silence_s=10.0)
     with RunFolder(tmp_path) as folder:
-        run = Replicas(mine, transport=lambda *_: crowded, limits=limits)
-        assert list(run.run(plan, folder)) == []
-    assert crowded.assigned == [0] * len(crowded.assigned)
+        run = Replicas(mine, launcher=lambda *_: crowded, limits=limits)
+        events = list(run.run(plan, folder))
+    assert [type(event) for event in events] == [JobEnded] * 2
+    assert crowded.begun == [0]
 
 
 Run = Callable[..., tuple[Scripted, list[Event]]]
@@ -151,7 +171,7 @@ def run(job: ImageJob, tmp_path: Path) -> Run:
         facts = [replica_facts(mine, plan) | change for change in changes]
         scripted = Scripted(mine, facts)
         with RunFolder(tmp_path) as folder:
-            events = list(Replicas(mine, transport=lambda *_: scripted).run(plan, folder))
+            events = list(Replicas(mine, launcher=lambda *_: scripted).run(plan, folder))
         return scripted, events
 
     return go
@@ -159,7 +179,7 @@ def run(job: ImageJob, tmp_path: Path) -> Run:
 
 def test_a_replica_that_differs_is_refused_before_it_gets_a_job(run: Run) -> None:
     scripted, events = run({}, {"dtype": "bfloat16"})
-    assert set(scripted.assigned) == {0}
+    assert set(scripted.begun) == {0}
     (death,) = [event for event in events if isinstance(event, ReplicaDied)]
     assert death.why == "refused (node-b), it has dtype bfloat16 instead of float32"
     assert not death.starts_again
@@ -191,29 +211,28 @@ def test_a_head_without_a_gpu_drives_workers_that_have_one(
 ) -> None:
     """What the head has itself decides nothing: the run is the place's, and so are its keys."""
     scripted, events = run({}, change, place=GPU)
-    assert set(scripted.assigned) == {0}
+    assert set(scripted.begun) == {0}
     (death,) = [event for event in events if isinstance(event, ReplicaDied)]
     assert death.why == f"refused (node-b), it has {told}"
 
 
-def test_a_head_tells_of_a_lost_job_by_the_key_of_where_it_was_lost(
-    job: ImageJob, tmp_path: Path
-) -> None:
+def test_a_lost_job_has_the_key_of_where_it_was_lost(job: ImageJob, tmp_path: Path) -> None:
     parallel = ParallelConfig(replicas=2)
     mine = RunConfig(OutputConfig(tmp_path), model=ModelChoice(machine=GPU), parallel=parallel)
     plan = make_plan([job], registry.model_card)
     fatal = Fatal(mine, [replica_facts(mine, plan)] * 2)
     with RunFolder(tmp_path) as folder:
-        list(Replicas(mine, transport=lambda *_: fatal).run(plan, folder))
+        list(Replicas(mine, launcher=lambda *_: fatal).run(plan, folder))
         (line,) = folder.results().values()
-    assert line["key"] == job_keys([job], config(GPU))[job.custom_id]
-    assert line["key"] != job_keys([job], config())[job.custom_id]
+    assert line["error"]["code"] == "replica.died"
+    assert line["key"] == job_keys([job], config())[job.custom_id]
+    assert line["key"] != job_keys([job], config(GPU))[job.custom_id]
 
 
 def test_the_packages_of_the_first_are_those_of_all(run: Run) -> None:
     newer = {"torch": "9.9"}
     scripted, events = run(newer, {}, newer)
-    assert set(scripted.assigned) == {0, 2}
+    assert set(scripted.begun) == {0, 2}
     assert [event.replica for event in events if isinstance(event, ReplicaDied)] == [1]
     with pytest.raises(MachineError, match=r"every replica died: .*refused .* hyimg 0\.0"):
         run({"hyimg": "0.0"})

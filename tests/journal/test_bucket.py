@@ -29,7 +29,7 @@ from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
 from hyimg_cli.journal.job_pictures import finish, keep_redraw
-from hyimg_cli.journal.journal import RESOLVED, FinishedJob, RunFolder
+from hyimg_cli.journal.journal import RESOLVED, RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.media.carried import read_carried
 from hyimg_cli.media.images import stretch
@@ -93,17 +93,18 @@ def test_files_are_put_before_their_lines_and_all_is_read_again(endpoint: Endpoi
         assert isinstance(folder, BucketFolder)
         assert not killed.exists()
         scratch = folder.folder
-        folder.store([FinishedJob(done(folder, name), folder.folder) for name in "ab"])
+        for name in "ab":
+            folder.append(done(folder, name))
         folder.append(Outcome("c", "failed", key="k"))
         assert not list((scratch / "outputs").iterdir())
         folder.write_run({"versions": {}})
     assert not scratch.exists()
     puts = [path for method, path in endpoint.requests if method == "PUT"]
     line = puts.index("/bucket/run/results/00000001.jsonl")
-    assert {"/bucket/run/outputs/a.png", "/bucket/run/outputs/b.png"} <= set(puts[:line])
+    assert puts.index("/bucket/run/outputs/a.png") < line < puts.index("/bucket/run/outputs/b.png")
     assert names_in("s3://bucket/run") == [
         *("outputs/a.png", "outputs/b.png"),
-        *(f"results/0000000{n}.jsonl" for n in range(3)),
+        *(f"results/0000000{n}.jsonl" for n in range(4)),
         "run.json",
     ]
     again = run_folder(PLACE)
@@ -145,6 +146,30 @@ def test_shards_share_an_address_and_each_has_its_own_parts(
 
 
 @pytest.mark.usefixtures("endpoint")
+def test_pieces_of_a_run_are_taken_once_followed_and_gathered(endpoint: Endpoint) -> None:
+    with run_folder(PLACE) as folder:
+        folder.begin_pieces(b"{}")
+        assert folder.noted("pieces/plan.json") == b"{}"
+        read: dict[str, int] = {}
+        with run_folder(PLACE, piece=0, local=folder.folder) as first:
+            with pytest.raises(OutputFolderError, match="another run"), run_folder(PLACE, piece=0):
+                pass
+            first.append(done(first, "a"))
+            with run_folder(PLACE, piece=1, local=folder.folder) as second:
+                second.append(done(second, "b"))
+            assert len([*folder.new_lines(read)]) == 2
+            assert [*folder.new_lines(read)] == []
+            folder.gather()  # not while one is written
+            assert folder.noted("pieces/plan.json")
+            assert sorted(run_folder(PLACE).results()) == ["a", "b"]
+        with run_folder(PLACE, piece=0) as again:
+            assert dict(again.attempts) == {"a": 1}
+    names = names_in("s3://bucket/run")
+    assert not [name for name in names if name.startswith(("pieces", "lease"))]
+    assert sorted(run_folder(PLACE).results()) == ["a", "b"]
+    assert not run_folder(PLACE).is_locked
+
+
 def test_names_of_results_are_found_there_made_or_planned() -> None:
     with run_folder(PLACE) as folder:
         folder.append(replace(done(folder, "Größe"), custom_id="a"))

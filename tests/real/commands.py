@@ -129,9 +129,10 @@ def skipped(said: str) -> int:
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """Return the result lines of all journals of a run's folder."""
+    journals = (*folder.glob("results*.jsonl"), *folder.glob("pieces*/[0-9]*.jsonl"))
     return [
         json.loads(line)
-        for journal in sorted(folder.glob("results*.jsonl"))
+        for journal in sorted(journals)
         for line in journal.read_text().splitlines()
     ]
 

@@ -120,7 +120,8 @@ def test_killed_drafts_and_finals_are_those_of_a_plain_run(
     files = ("drafts/results.jsonl", "scores.jsonl", "results.jsonl")
 
     def lines_of(folder: Path) -> int:
-        paths = (folder / name for name in files)
+        paths = [folder / name for name in files]
+        paths += [*folder.glob("pieces/*.jsonl"), *folder.glob("drafts/pieces/*.jsonl")]
         return sum(path.read_bytes().count(b"\n") for path in paths if path.exists())
 
     killed = runs = 0

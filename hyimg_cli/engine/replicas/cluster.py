@@ -1,8 +1,8 @@
 """Replicas as actors of a Ray cluster, on all of its machines.
 
-Ray starts processes and carries messages; it restarts and retries nothing. Ray does not notice
-stopped processes, so hyimg uses its own heartbeat. An actor's files travel together with their
-result line.
+Ray finds places and GPUs for them and starts them; it restarts and retries nothing. Ray does not
+notice stopped processes, so hyimg uses its own heartbeat. All else is in the run's folder, which
+every machine can write.
 """
 
 import atexit
@@ -16,8 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,9 +27,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.util import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Ready, Setup
-from hyimg_cli.engine.replicas.parcels import Packer, Parcel, supplies_for
-from hyimg_cli.engine.replicas.replica import PieceWorker
+from hyimg_cli.engine.replicas.messages import Ended, EventBatch, Exited, FromReplica, Ready, Setup
+from hyimg_cli.engine.replicas.worker import Worker
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.disk import is_process
 from hyimg_cli.journal.keys import here
@@ -39,14 +37,12 @@ from hyimg_cli.memory.available import replica_config
 from hyimg_cli.parallel.launch import tie_to
 from hyimg_cli.parallel.watch import AwakeClock, Beat
 from hyimg_cli.settings.run import MachineInfo, RunConfig
+from hyimg_cli.spec.events import Event, ModelLoaded, Readiness
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
-# Maximum number of unread messages per replica, and of messages that are read at once.
-_WAITING = 16
+# Maximum number of messages that are read at once.
 _AT_ONCE = 64
-# Number of files that are written at the same time.
-_WRITERS = 8
 # Seconds between calls to the cluster's head, and how long it may stay silent.
 _HEAD_S, _HEAD_GONE_S = 5.0, 15.0
 _CALL_S = 10.0
@@ -71,21 +67,34 @@ class Replica:
         except OSError:
             # Not where Ray was started: a file of the same name there would be another one.
             os.chdir(tempfile.tempdir)
-        self._setup = replace(setup, folder=Path(tempfile.tempdir) / "replica")
-        self._worker: PieceWorker | None = None
-        self._packer = Packer(self._setup.folder)
+        self._setup = replace(setup, local=None)
+        self._worker: Worker | None = None
+        self._events, self._has_loaded = list[Event](), threading.Event()
 
     def up(self) -> Ready:
         """Import the session, and return the facts of this machine."""
-        self._worker = PieceWorker(self._setup)
+        self._worker = Worker(self._setup)
         return Ready(self._worker.facts, socket.gethostname())
 
-    def run(
-        self, work: Assign, latents: Mapping[str, bytes], folders: tuple[str, ...]
-    ) -> Iterator[Parcel]:
-        assert self._worker is not None, "a replica has work when it is up"
-        self._packer.begin(work.piece, latents, folders)
-        yield from self._packer.parcels(self._worker.run(work))
+    def run(self) -> Ended:
+        """Take pieces until none is left; their lines say what became of them."""
+        assert self._worker is not None, "a replica begins when it is up"
+        ended = Ended()
+        for message in self._worker.run():
+            if isinstance(message, Ended):
+                ended = message
+            elif not self._has_loaded.is_set():
+                self._events += [one for one in message.events if isinstance(one, Readiness)]
+                if any(isinstance(one, ModelLoaded) for one in self._events):
+                    self._has_loaded.set()
+        self._has_loaded.set()
+        return ended
+
+    @_IN_WATCH
+    def loaded(self) -> EventBatch:
+        """Wait for the first model, for the display."""
+        self._has_loaded.wait()
+        return EventBatch(tuple(self._events))
 
     @_IN_WATCH
     def beat(self) -> Beat:
@@ -101,12 +110,10 @@ class Replica:
 class _Actor:
     """A replica as the run sees it.
 
-    `handle`: the actor. `asked`: unanswered calls by name: up, run, beat. `folder`: where its files
-    are put on this machine. `room`: its placement group, requested at `began`; its process starts
-    only when `has_room`.
+    `handle`: the actor. `asked`: unanswered calls by name: up, loaded, run, beat. `room`: its
+    placement group, requested at `began`; its process starts only when `has_room`.
     """
 
-    folder: Path
     handle: Any
     room: Any
     beat_s: float
@@ -121,17 +128,13 @@ class _Actor:
             self.asked["beat"], self.beat_at = self.handle.beat.remote(), time.monotonic()
         return self.asked.values()
 
-    def answer(self, awaited: Any) -> Any:
-        """Return the reference of an answer that can be read now; None at the end of a piece."""
-        name = next(name for name, one in self.asked.items() if one is awaited)
-        found = next(awaited, None) if name == "run" else awaited
-        if name != "run" or found is None:
-            del self.asked[name]
-        return found
+    def take(self, awaited: Any) -> None:
+        """Forget a call that has an answer."""
+        self.asked = {name: one for name, one in self.asked.items() if one is not awaited}
 
 
 class RayCluster:
-    """A transport whose replicas are actors, wherever the cluster has room."""
+    """A launcher of actors, wherever the cluster has room."""
 
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError if the cluster is missing or lacks what the replicas need."""
@@ -149,7 +152,7 @@ class RayCluster:
 
     def _begin(self, setup: Setup) -> None:
         remote: Any = ray.remote  # its type hints lack concurrency groups
-        of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
+        of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 3})
         what = {"num_cpus": "CPU", "num_gpus": "GPU"}
         room = placement_group([{what[name]: n for name, n in self._needs.items() if n}])
         actor = of_ray(Replica).options(
@@ -159,18 +162,16 @@ class RayCluster:
         )
         handle = actor.remote(setup, os.getcwd())
         up = {"up": handle.up.remote()}
-        self._actors[setup.number] = _Actor(setup.folder, handle, room, setup.beat_s, up)
+        self._actors[setup.number] = _Actor(handle, room, setup.beat_s, up)
 
     def options(self, number: int) -> dict[str, Any]:
         """Return further options of a replica's actor."""
         return {}
 
-    def assign(self, number: int, work: Assign) -> None:
+    def begin(self, number: int) -> None:
         actor = self._actors[number]
-        run = actor.handle.run.options(
-            num_returns="streaming", _generator_backpressure_num_objects=_WAITING
-        )
-        actor.asked["run"] = run.remote(work, *supplies_for(work.piece, actor.folder))
+        actor.asked["loaded"] = actor.handle.loaded.remote()
+        actor.asked["run"] = actor.handle.run.remote()
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._actors:
@@ -182,14 +183,7 @@ class RayCluster:
             while self._starting:
                 self._begin(self._starting.popitem()[1])
         waiting = {one: n for n, actor in self._actors.items() for one in actor.awaited()}
-        read = [
-            (number, ref)
-            for awaited, number in self._ready(waiting, timeout_s)
-            if (ref := self._actors[number].answer(awaited)) is not None
-        ]
-        # The disk writes many files in about the same time as one.
-        with ThreadPoolExecutor(_WRITERS) as writers:
-            said = list(writers.map(self._said, read))
+        said = [self._said(awaited, number) for awaited, number in self._ready(waiting, timeout_s)]
         # A single query covers all replicas that wait for room.
         without = {n: actor for n, actor in self._actors.items() if not actor.has_room}
         if without and self._head.answers():
@@ -239,18 +233,15 @@ class RayCluster:
             ready, _ = ray.wait(every, num_returns=count, timeout=0.02, fetch_local=False)
         return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
 
-    def _said(self, read: tuple[int, Any]) -> tuple[int, FromReplica]:
-        """Return a replica's message after storing its files; `Exited` if it is gone."""
-        number, ref = read
+    def _said(self, awaited: Any, number: int) -> tuple[int, FromReplica]:
+        """Return a replica's message; `Exited` if it is gone."""
+        self._actors[number].take(awaited)
         try:
-            message = ray.get(ref)
+            return number, ray.get(awaited)
         except RayError as error:
             if isinstance(error, RayActorError) and not error.actor_init_failed:
                 return number, Exited("its process or machine is gone")
             return number, Exited(str(error).strip().splitlines()[-1])
-        if isinstance(message, Parcel):
-            message = message.unpack(self._actors[number].folder)
-        return number, message
 
 
 class _Head:

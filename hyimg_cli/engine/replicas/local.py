@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from queue import Empty, Queue
 
-from hyimg_cli.engine.replicas.messages import Assign, Exited, FromReplica, Setup, Stop
+from hyimg_cli.engine.replicas.messages import Begin, Exited, FromReplica, Setup, Stop
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores
@@ -21,7 +21,7 @@ _AT_ONCE = 64
 
 
 class LocalProcesses:
-    """A transport whose replicas are child processes, each on a GPU or a share of the cores."""
+    """A launcher of child processes, each on a GPU or a share of the cores."""
 
     def __init__(self, config: RunConfig, plan: Plan, count: int) -> None:
         """Raises MachineError if GPUs are missing, or main memory cannot hold the models."""
@@ -38,7 +38,7 @@ class LocalProcesses:
 
     def start(self, setup: Setup) -> None:
         environment = self.environment(setup.number)
-        process = ChildProcess("hyimg_cli.engine.replicas.replica", environment, setup.beat_s)
+        process = ChildProcess("hyimg_cli.engine.replicas.worker", environment, setup.beat_s)
         self._processes[setup.number] = process
 
         def heard(message: FromReplica) -> None:
@@ -47,8 +47,8 @@ class LocalProcesses:
         process.listen(heard, lambda: heard(Exited(process.death())))
         process.post(setup)
 
-    def assign(self, number: int, work: Assign) -> None:
-        self._processes[number].post(work)
+    def begin(self, number: int) -> None:
+        self._processes[number].post(Begin())
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._processes:

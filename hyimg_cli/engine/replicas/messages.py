@@ -1,11 +1,10 @@
-"""Messages between a run and its replicas, and the transport that carries them; no torch.
+"""What a run and its replicas tell each other, and how replicas are started; no torch.
 
-    to a replica      Setup as it starts, then Assign for each piece; Stop
-    from a replica    Ready, then for each piece EventBatch until PieceDone; Beat now and then,
-                      also on behalf of a replica that waits for room; Exited
+    to a replica      Setup as it starts, `begin` once its facts were compared, `stop`
+    from a replica    Ready, then Ended; Beat now and then, also on behalf of one that waits for
+                      room; Exited. One of this machine also sends its events, for the display
 
-Messages are frozen dataclasses without tensors, pickled by plain `pickle`. A replica writes its
-files into its own folder. The run moves them to their final places, then writes their line.
+Jobs and results do not travel here: a replica takes pieces of the run's folder, and writes there.
 """
 
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hyimg_cli.engine.replicas.joining import SharedWork
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.parallel.watch import BEAT_S, Beat
 from hyimg_cli.settings.run import RunConfig
@@ -24,17 +24,23 @@ SESSION = "hyimg_cli.engine.session:Session"
 
 @dataclass(frozen=True)
 class Setup:
-    """How a replica works, and the plan from which it will get pieces.
+    """How a replica works, and on what.
 
-    `folder`: where the run finds the replica's files, below the run's own folder. `session`: the
-    module and class of the session. `beat_s`: seconds between heartbeats; `progress_s`: minimum
-    seconds between reports of its jobs' progress.
+    `process`: a token of its process. `share`: its place among all replicas, from 0 to 1. `place`,
+    `shard`: the run's folder; `local`: of a folder at an address, the local one of this machine.
+    `session`: the module and class of the session. `beat_s`: seconds between heartbeats;
+    `progress_s`: minimum seconds between reports of its jobs' progress.
     """
 
     number: int
+    process: str
+    share: float
     config: RunConfig
     whole: Plan
-    folder: Path
+    work: SharedWork
+    place: Path
+    shard: tuple[int, int] | None
+    local: Path | None
     log_level: int
     session: str = SESSION
     beat_s: float = BEAT_S
@@ -42,11 +48,8 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Assign:
-    """Jobs to run, and how often each of them was tried before."""
-
-    piece: Plan
-    attempts: Mapping[str, int]
+class Begin:
+    """Take pieces until none is left."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +72,16 @@ class Ready:
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Events of the replica's session; files of finished jobs are in its folder."""
+    """Events of the replica's session, whose lines and files are in the run's folder."""
 
     events: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
-class PieceDone:
-    """The piece has ended.
+class Ended:
+    """The replica takes no more pieces: none is left, or it was stopped.
 
-    With `error`, or the `trace` of an exception that is not a HyimgError, the replica ends too.
+    With `error`, or the `trace` of an exception that is not a HyimgError, it could not go on.
     """
 
     error: HyimgError | None = None
@@ -92,11 +95,11 @@ class Exited:
     why: str
 
 
-FromReplica = Ready | EventBatch | PieceDone | Beat | Exited
+FromReplica = Ready | EventBatch | Ended | Beat | Exited
 
 
-class Transport(Protocol):
-    """Starts replicas by number and carries messages; it does not know jobs or journals.
+class Launcher(Protocol):
+    """Starts and ends replicas by number; it does not know jobs or journals.
 
     Only `events` waits for replicas, up to its time limit. `config`: the run's configuration as
     adapted for one replica.
@@ -107,7 +110,8 @@ class Transport(Protocol):
     def start(self, setup: Setup) -> None:
         """Begin to start a replica, replacing an earlier one with the same number."""
 
-    def assign(self, number: int, work: Assign) -> None: ...
+    def begin(self, number: int) -> None:
+        """Let a replica that is ready take pieces."""
 
     def stop(self, number: int, signal_number: int) -> None: ...
 
@@ -121,4 +125,4 @@ class Transport(Protocol):
         """Kill a replica at once; its remaining messages are dropped."""
 
     def close(self) -> None:
-        """End all replicas and the transport itself."""
+        """End all replicas and the launcher itself."""

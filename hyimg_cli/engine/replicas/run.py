@@ -1,53 +1,63 @@
-"""Several sessions that share one plan, each a replica with its own model; no torch here.
+"""Several processes that work on one run, each a replica with its own model; no torch here.
 
-    this process    the folder, its lock, its files and its journal; the queue of jobs; one stream
+    this process    the folder and its lock; starts replicas, watches them, and follows their lines
     replica 0 .. N  a session on GPUs of its own, or on its share of the CPU's threads
 
-A replica writes its files into its own folder, `OUT/.replica-N`. This process moves them to their
-final places, then writes the lines, then sends the jobs' events. Killing any process therefore
-leaves no line without its file, and a replica that was given up changes nothing.
+The plan is cut into pieces (`pieces.cut`). A replica takes one, works on it as a run in one process
+would, and takes the next (`worker`). A piece of a replica that dies is free again: its lock was
+held by the process. So killing any process leaves no line without its file, and no job is lost.
 """
 
 import logging
 import os
+import secrets
 import signal
-from collections import Counter
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from hyimg_cli.engine.failures import FailureLimit, failed_job, replicas_died
-from hyimg_cli.engine.replicas.job_queue import JobQueue
+from hyimg_cli.addresses import address_of
+from hyimg_cli.engine.failures import FailureLimit
+from hyimg_cli.engine.replicas.joining import SharedWork
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import (
-    Assign,
+    Ended,
     EventBatch,
     Exited,
     FromReplica,
-    PieceDone,
+    Launcher,
     Ready,
     Setup,
-    Transport,
 )
-from hyimg_cli.engine.replicas.replica import replica_facts
+from hyimg_cli.engine.replicas.pieces import cut
+from hyimg_cli.engine.replicas.worker import folder_fact, replica_facts
 from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.errors import CheckpointError, HyimgError, Interrupted, MachineError, StorageError
 from hyimg_cli.files import remove
-from hyimg_cli.journal.journal import FinishedJob, JobFolder
+from hyimg_cli.journal.bucket import BucketFolder
+from hyimg_cli.journal.journal import JobFolder, RunFolder
+from hyimg_cli.journal.journal_file import entry_of
+from hyimg_cli.journal.pieces import begun_jobs, note_death, outcome_of
 from hyimg_cli.journal.provenance import versions
+from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Readiness, ReplicaDied
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, Progress, ReplicaDied
 from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-_MOST_DEATHS = 2
 # A replica that dies this often without finishing a job in between is not restarted.
 _MOST_DEATHS_IN_A_ROW = 3
 # Maximum seconds between checks for a stop and for hanging replicas.
 _LOOK_S = 0.5
+# Seconds between looks at the lines of pieces; in an object store each look is several requests.
+_FOLLOW_S, _FOLLOW_STORE_S = 0.5, 5.0
+# Seconds that replicas have to end once all jobs have ended.
+_END_S = 5.0
 
 
 class Replicas:
@@ -60,17 +70,22 @@ class Replicas:
         self,
         config: RunConfig,
         *,
-        transport: Callable[[RunConfig, Plan, int], Transport] = LocalProcesses,
+        launcher: Callable[[RunConfig, Plan, int], Launcher] = LocalProcesses,
         limits: Limits = LIMITS,
         setup: Mapping[str, Any] | None = None,
     ) -> None:
-        """`transport` makes the transport for a plan and a number of replicas.
+        """`launcher` makes the launcher for a plan and a number of replicas.
 
         `setup`: fields of each replica's `Setup` that differ from the defaults.
         """
-        self._config, self._transport = config, transport
+        self._config, self._launcher = config, launcher
         self._limits, self._setup = limits, setup or {}
         self._stop_signal: int | None = None
+        self._joined: SharedWork | None = None
+
+    def join(self, work: SharedWork) -> None:
+        """Let `run` take pieces beside the command that began this work and has its folder."""
+        self._joined = work
 
     def request_stop(self, signal_number: int) -> None:
         """Stop every replica after its current denoise step; `run` then raises Interrupted."""
@@ -89,17 +104,31 @@ class Replicas:
         if not plan.jobs:
             return
         count = replicas_of(plan, self._config)
-        folder.make_places(plan.jobs)
-        transport = self._transport(self._config, plan, count)
-        level = logging.getLogger().getEffectiveLevel()
-        setup = Setup(0, transport.config, plan, folder.replica_folder(0), level, **self._setup)
-        dispatcher = _Dispatcher(setup, count, folder, transport, self._limits)
+        launcher = self._launcher(self._config, plan, count)
         try:
-            yield from dispatcher.run(self._stop_if_asked)
+            with _shared(folder) as shared:
+                work = self._joined or _begin(plan, count, shared, launcher.config)
+                is_address = address_of(shared.place)
+                setup = Setup(
+                    number=0,
+                    process=secrets.token_hex(8),
+                    share=0.0,
+                    config=launcher.config,
+                    whole=plan,
+                    work=work,
+                    place=shared.place if is_address else Path(os.path.abspath(shared.place)),
+                    shard=shared.part,
+                    local=shared.folder if is_address else None,
+                    log_level=logging.getLogger().getEffectiveLevel(),
+                    **self._setup,
+                )
+                run = _Run(setup, count, shared, launcher, self._limits)
+                for event in run.events(self._stop_if_asked):
+                    if isinstance(event, JobEnded) and shared is not folder:
+                        folder.append(event.outcome)
+                    yield event
         finally:
-            transport.close()
-            for number in range(count):
-                remove(folder.replica_folder(number))
+            launcher.close()
 
     def _stop_if_asked(self) -> None:
         signal_number, self._stop_signal = self._stop_signal, None
@@ -107,85 +136,89 @@ class Replicas:
             raise Interrupted(signal_number)
 
 
+def _begin(plan: Plan, count: int, folder: RunFolder, config: RunConfig) -> SharedWork:
+    """Cut a plan into pieces of the folder, and let other commands know them."""
+    folder.gather()
+    folder.make_places(plan.jobs)
+    names = {job.custom_id for job in plan.jobs}
+    attempts = {name: folder.attempts[name] for name in names & folder.attempts.keys()}
+    former = {name: folder.former[name] for name in names & folder.former.keys()}
+    work = SharedWork(tuple(cut(plan, count)), attempts, former)
+    folder.begin_pieces(work.to_json(folder, config))
+    return work
+
+
+@contextmanager
+def _shared(folder: JobFolder) -> Iterator[RunFolder]:
+    """Give the folder that several processes write; for a file of texts, one beside it."""
+    if isinstance(folder, RunFolder):
+        yield folder
+        return
+    assert isinstance(folder, TextsFile), "there is no third kind of folder"
+    try:
+        with RunFolder(folder.workshop) as shared:
+            yield shared
+    finally:
+        remove(folder.workshop)
+
+
 @dataclass(eq=False)
-class _Worker:
+class _Replica:
     """Replica `number` as the run sees it; a process that dies may be replaced.
 
-    `jobs`: jobs of its piece that have not ended; `begun`: which of them have begun. `heard_at`:
-    the time of its last message, or of its start.
+    `process`: its token. `heard_at`: the time of its last message, or of its start.
     """
 
     number: int
-    model: str | None = None
+    process: str = ""
     is_alive: bool = False
     is_up: bool = False
-    has_work: bool = False
     heard_at: float = 0.0
     beat: Beat = field(default_factory=Beat)
     deaths_in_a_row: int = 0
-    jobs: dict[str, Job] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
-
-    def note(self, event: Event) -> None:
-        """Update the jobs in hand after an event."""
-        if isinstance(event, JobStarted):
-            self.begun.add(event.custom_id)
-        elif isinstance(event, JobEnded):
-            self.jobs.pop(event.outcome.custom_id, None)
-            self.begun.discard(event.outcome.custom_id)
-            self.deaths_in_a_row = 0
-
-    def finished(self) -> None:
-        """Record that the piece has ended."""
-        self.has_work, self.jobs, self.begun = False, {}, set()
-
-    def died(self) -> tuple[list[Job], list[Job]]:
-        """Record that the process is gone; return the jobs that it had begun, and the others."""
-        begun = [job for name, job in self.jobs.items() if name in self.begun]
-        waiting = [job for name, job in self.jobs.items() if name not in self.begun]
-        self.deaths_in_a_row += 1
-        self.is_alive = self.is_up = False
-        self.finished()
-        return begun, waiting
 
 
-class _Dispatcher:
-    """One run: which replica works on which jobs, and how each job ended."""
+class _Run:
+    """One run: its replicas, and how each job ended."""
 
     def __init__(
-        self, setup: Setup, count: int, folder: JobFolder, transport: Transport, limits: Limits
+        self, setup: Setup, count: int, folder: RunFolder, launcher: Launcher, limits: Limits
     ) -> None:
-        self._transport = transport
-        self._setup, self._config, self._folder = setup, setup.config, folder
-        self._workers = [_Worker(number) for number in range(count)]
-        self._queue = JobQueue(setup.whole, count)
+        self._launcher, self._setup, self._folder = launcher, setup, folder
+        self._replicas = [_Replica(number) for number in range(count)]
         # Package versions are not compared with this process: the first replica's apply to all.
         packages = versions().keys() - {"hyimg"}
-        facts = replica_facts(setup.config, setup.whole)
+        facts = replica_facts(setup.config, setup.whole) | folder_fact(folder, setup.place)
         self._facts = {name: fact for name, fact in facts.items() if name not in packages}
-        self._deaths: dict[str, list[str]] = {}
+        self._left = {job.custom_id for job in setup.whole.jobs}
+        # How far the lines of each piece were followed, and when.
+        self._read, self._read_at = dict[str, int](), 0.0
+        is_store = isinstance(folder, BucketFolder)
+        self._follow_s = _FOLLOW_STORE_S if is_store else _FOLLOW_S
         self._dead: list[str] = []
         self._advice = ""
         self._is_over = False
         self._limits, self._steps, self._clock = limits, StepWatch(limits), AwakeClock()
         self._look_s = min(_LOOK_S, limits.silence_s / 10)
+        self._starts = 0
 
-    def run(self, stop_if_asked: Callable[[], None]) -> Iterator[Event]:
-        """Run until nothing is left; if the run ends early, stop the replicas in order."""
-        limit = FailureLimit(self._config.failure)
-        for worker in self._workers:
-            self._start(worker)
+    def events(self, stop_if_asked: Callable[[], None]) -> Iterator[Event]:
+        """Yield events until nothing is left; if the run ends early, stop the replicas in order."""
+        limit = FailureLimit(self._setup.config.failure)
+        for one in self._replicas:
+            self._start(one)
         try:
-            while len(self._queue) or any(worker.has_work for worker in self._workers):
-                self._dispatch()
-                for event in self._events():
+            while self._left:
+                for event in self._look():
                     yield event
                     limit.add(event)
                     if limit.is_over:
                         yield from self._drain()
                         limit.raise_fault()
                         return
+                self._refuse_to_wait()
                 stop_if_asked()
+            self._end()
         except GeneratorExit:
             list(self._drain())
             raise
@@ -196,171 +229,173 @@ class _Dispatcher:
             yield from self._drain(number)
             raise
 
-    def _start(self, worker: _Worker) -> None:
-        folder = self._folder.replica_folder(worker.number)
-        remove(folder)  # files of an earlier process that were never reported
-        self._transport.start(replace(self._setup, number=worker.number, folder=folder))
-        worker.is_alive, worker.is_up = True, False
-        worker.model, worker.heard_at, worker.beat = None, self._clock(), Beat()
+    def _start(self, one: _Replica) -> None:
+        self._starts += 1
+        one.process = f"{self._setup.process}-{self._starts}"
+        share = (one.number + 0.5) / len(self._replicas)
+        self._launcher.start(
+            replace(self._setup, number=one.number, process=one.process, share=share)
+        )
+        one.is_alive, one.is_up = True, False
+        one.heard_at, one.beat = self._clock(), Beat()
 
-    def _dispatch(self) -> None:
-        """Give work to idle replicas. Raises MachineError if no replica is left to do it."""
-        at_work = Counter(one.model for one in self._workers if one.has_work and one.model)
-        for worker in self._workers:
-            if worker.is_up and not worker.has_work:
-                piece = self._queue.take(worker.model, at_work)
-                if piece is None:
-                    break
-                worker.jobs = {job.custom_id: job for job in piece.jobs}
-                worker.model, worker.has_work = piece.groups[0].model, True
-                at_work[piece.groups[0].model] += 1
-                attempts = {name: self._folder.attempts[name] for name in worker.jobs}
-                self._transport.assign(worker.number, Assign(piece, attempts))
-        if len(self._queue) and not any(worker.is_alive for worker in self._workers):
+    def _refuse_to_wait(self) -> None:
+        """Raise MachineError if jobs are left and no replica is left to do them."""
+        if self._left and not any(one.is_alive for one in self._replicas):
             raise MachineError(
                 f"every replica died: {'; '.join(self._dead)}",
                 hint=self._advice or "run the same command again to resume, with fewer replicas",
                 code="machine.replicas",
             )
 
-    def _events(self) -> Iterator[Event]:
-        """Yield the replicas' events once their files are on disk; wait for the first ones.
+    def _look(self) -> Iterator[Event]:
+        """Yield what replicas report and what their lines say; wait for the first message.
 
         Kills replicas that are stopped or hang.
         """
-        said = [(n, self._mark(n, message)) for n, message in self._transport.events(self._look_s)]
-        # Store everything of a round at once: files, then lines, then events.
-        finished = [
-            FinishedJob(event.outcome, self._folder.replica_folder(number))
-            for number, message in said
-            if isinstance(message, EventBatch)
-            for event in message.events
-            if isinstance(event, JobEnded)
-        ]
+        said = self._launcher.events(self._look_s)
         now, lost = self._clock(), set()
-        if finished:
-            self._folder.store(finished)
         for number, message in said:
-            if number in lost:
+            one = self._replicas[number]
+            if number in lost or not one.is_alive:
                 continue
-            worker = self._workers[number]
-            worker.heard_at = now
-            match message:
-                case Ready():
-                    worker.is_up = True
-                    if differences := describe_differences(self._facts, message.facts):
-                        # Its machine differs, so a new process there would differ too.
-                        worker.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
-                        node = f" ({message.node})" if message.node else ""
-                        self._advice = (
-                            "give every machine the same packages, models and sources under the "
-                            f"same paths (relative ones: in {os.getcwd()}), then run the same "
-                            "command again"
-                        )
-                        yield from self._kill(worker, f"refused{node}, it has {differences}")
-                    else:  # the first replica's packages apply to all others
-                        self._facts = dict(message.facts)
-                case EventBatch():
-                    for event in message.events:
-                        worker.note(event)
-                        yield event
-                case PieceDone():
-                    yield from self._end_piece(worker, message)
-                case Beat():
-                    worker.beat = message
-                case Exited():
-                    yield from self._redistribute(worker, message.why)
-            if not worker.is_up and not isinstance(message, Beat):
+            one.heard_at = now
+            yield from self._hear(one, message)
+            if not one.is_up and not isinstance(message, Beat):
                 lost.add(number)
+        if time.monotonic() - self._read_at >= self._follow_s or any(
+            isinstance(message, Ended) for _, message in said
+        ):
+            yield from self._follow()
         now = self._clock()
-        for worker in [one for one in self._workers if one.is_alive]:
-            most_s = self._limits.silence_s if worker.is_up else self._limits.start_s
-            beat, worker.beat = worker.beat, Beat()
-            if now - worker.heard_at > most_s:
-                yield from self._kill(worker, f"no sign of life for {most_s:.0f} s")
+        for one in [one for one in self._replicas if one.is_alive]:
+            most_s = self._limits.silence_s if one.is_up else self._limits.start_s
+            beat, one.beat = one.beat, Beat()
+            if now - one.heard_at > most_s:
+                yield from self._kill(one, f"no sign of life for {most_s:.0f} s")
             elif why := self._steps.overdue(beat):
-                yield from self._kill(worker, why)
+                yield from self._kill(one, why)
+
+    def _hear(self, one: _Replica, message: FromReplica) -> Iterator[Event]:
+        match message:
+            case Ready():
+                one.is_up = True
+                if differences := describe_differences(self._facts, message.facts):
+                    # Its machine differs, so a new process there would differ too.
+                    one.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
+                    node = f" ({message.node})" if message.node else ""
+                    self._advice = (
+                        "give every machine the same packages, models and sources under the "
+                        f"same paths (relative ones: in {os.getcwd()}), and the output folder, "
+                        "then run the same command again"
+                    )
+                    yield from self._kill(one, f"refused{node}, it has {differences}")
+                else:  # the first replica's packages apply to all others
+                    self._facts = dict(message.facts)
+                    self._launcher.begin(one.number)
+            case EventBatch():
+                for event in message.events:
+                    if isinstance(event, JobEnded):
+                        yield from self._end_job(event.outcome)
+                    elif (
+                        not isinstance(event, JobStarted | Progress)
+                        or event.custom_id in self._left
+                        or not event.custom_id
+                    ):
+                        yield event
+            case Ended():
+                yield from self._end_replica(one, message)
+            case Beat():
+                one.beat = message
+            case Exited():
+                yield from self._bury(one, message.why)
+
+    def _follow(self) -> Iterator[Event]:
+        """Yield the ends of jobs whose lines are on disk and that nobody has reported yet."""
+        for line in self._folder.new_lines(self._read):
+            if (entry := entry_of(line)) is not None and entry["custom_id"] in self._left:
+                yield from self._end_job(outcome_of(entry))
+        self._read_at = time.monotonic()
+
+    def _end_job(self, outcome: Outcome) -> Iterator[Event]:
+        if outcome.custom_id in self._left:
+            self._left.discard(outcome.custom_id)
+            for one in self._replicas:
+                if one.number == outcome.replica:
+                    one.deaths_in_a_row = 0
+            yield JobEnded(outcome)
+
+    def _end(self) -> None:
+        """Let replicas that wait for pieces end by themselves, and so release what they hold."""
+        until = time.monotonic() + _END_S
+        for one in self._replicas:
+            if one.is_up:
+                self._launcher.stop(one.number, signal.SIGTERM)
+            elif one.is_alive:
+                self._launcher.kill(one.number)
+                one.is_alive = False
+        self._is_over = True
+        while any(one.is_alive for one in self._replicas) and time.monotonic() < until:
+            list(self._look())
 
     def _drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
-        """Begin nothing more; write and report finished jobs, and end all replicas."""
+        """Begin nothing more; report jobs that still end, and end all replicas."""
         self._is_over = True
-        self._queue.clear()
-        for worker in self._workers:
-            if worker.begun:
-                self._transport.stop(worker.number, number)
-            elif worker.is_alive:
-                self._transport.kill(worker.number)
-                worker.died()
-        while any(worker.has_work for worker in self._workers):
-            yield from self._events()
+        yield from self._follow()
+        begun = self._begun()
+        for one in self._replicas:
+            if one.is_up and begun.get(one.process):
+                self._launcher.stop(one.number, number)
+            elif one.is_alive:
+                self._launcher.kill(one.number)
+                one.is_alive = one.is_up = False
+        while any(one.is_alive for one in self._replicas):
+            yield from self._look()
+        yield from self._follow()
 
-    def _mark(self, number: int, message: FromReplica) -> FromReplica:
-        """Return the message with the replica's number in its events.
+    def _begun(self) -> dict[str, list[str]]:
+        """Return the jobs that each process has begun and that have not ended."""
+        begun = begun_jobs(self._folder, len(self._setup.work.pieces))
+        return {by: [name for name in some if name in self._left] for by, some in begun.items()}
 
-        If other replicas died while running a job, this is added to the job's warnings.
-        """
-        if not isinstance(message, EventBatch):
-            return message
-        events = list[Event]()
-        for event in message.events:
-            if isinstance(event, JobEnded):
-                deaths = self._deaths.get(event.outcome.custom_id, ())
-                told = (
-                    f"{who} died while running this job, which was started again" for who in deaths
-                )
-                warnings = (*event.outcome.warnings, *told)
-                event = JobEnded(replace(event.outcome, replica=number, warnings=warnings))
-            elif isinstance(event, Readiness):
-                event = replace(event, replica=number)
-            events.append(event)
-        return EventBatch(tuple(events))
-
-    def _end_piece(self, worker: _Worker, ended: PieceDone) -> Iterator[Event]:
+    def _end_replica(self, one: _Replica, ended: Ended) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
         # A machine error is about one replica's GPU; checkpoint and disk errors affect all.
         is_its_own = isinstance(error, MachineError) and not isinstance(
             error, CheckpointError | StorageError
         )
         if error is None and not trace:
-            worker.finished()
+            one.is_alive = one.is_up = False
         elif error is not None and not self._is_over and not is_its_own:
-            self._transport.kill(worker.number)
-            worker.died()
+            self._launcher.kill(one.number)
+            one.is_alive = one.is_up = False
             raise error
         else:
             if trace:
-                logger.error("replica %d crashed:\n%s", worker.number, trace)
+                logger.error("replica %d crashed:\n%s", one.number, trace)
             self._advice = error.hint if error else ""
             why = error.what if error else trace.strip().splitlines()[-1]
-            yield from self._kill(worker, why)
+            yield from self._kill(one, why)
 
-    def _kill(self, worker: _Worker, why: str) -> Iterator[Event]:
-        self._transport.kill(worker.number)
-        yield from self._redistribute(worker, why)
+    def _kill(self, one: _Replica, why: str) -> Iterator[Event]:
+        self._launcher.kill(one.number)
+        yield from self._bury(one, why)
 
-    def _redistribute(self, worker: _Worker, how: str) -> Iterator[Event]:
-        """Give the jobs of a dead replica to others, or to its replacement."""
-        begun, waiting = worker.died()
+    def _bury(self, one: _Replica, how: str) -> Iterator[Event]:
+        """Tell others how a replica died, and start a new one."""
+        yield from self._follow()
+        begun = self._begun().get(one.process, ())
+        one.deaths_in_a_row += 1
+        one.is_alive = one.is_up = False
         if self._is_over:
             return
-        self._dead.append(f"replica {worker.number}: {how}")
-        self._queue.requeue(waiting)
-        for job in begun:
-            self._deaths.setdefault(job.custom_id, []).append(f"replica {worker.number} ({how})")
-        given_up = [job for job in begun if len(self._deaths[job.custom_id]) >= _MOST_DEATHS]
-        for job in begun:
-            if job not in given_up:
-                self._queue.isolate(job)
+        self._dead.append(f"replica {one.number}: {how}")
+        note_death(self._folder, one.process, f"replica {one.number} ({how})")
         # A replica that dies again and again is not restarted: the cause is not a job.
-        returns = worker.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and len(self._queue) > 0
+        returns = one.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and bool(self._left)
         if returns:
-            self._start(worker)
-        yield ReplicaDied(how, len(begun), returns, replica=worker.number)
-        for job in given_up:
-            error = replicas_died(self._deaths[job.custom_id])
-            outcome = failed_job(job, self._config, self._folder.attempts[job.custom_id] + 1, error)
-            self._folder.append(outcome)
-            yield JobEnded(outcome)
+            self._start(one)
+        yield ReplicaDied(how, len(begun), returns, replica=one.number)
 
 
 def describe_differences(expected: Mapping[str, object], found: Mapping[str, object]) -> str:

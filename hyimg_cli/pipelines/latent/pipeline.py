@@ -318,8 +318,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         """
         if folder is None:
             return list(jobs)
-        left = [job for job in jobs if (folder.run, job) not in self._denoised]
+        left = [job for job in jobs if (folder.folder, job) not in self._denoised]
         begun = find_begun(folder, left, self._config)
         done = {name for name, one in begun.items() if one.is_denoised}
-        self._denoised |= {(folder.run, job) for job in left if job.custom_id in done}
+        self._denoised |= {(folder.folder, job) for job in left if job.custom_id in done}
         return [job for job in left if job.custom_id not in done]

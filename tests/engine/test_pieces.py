@@ -2,14 +2,13 @@
 
 import heapq
 import random
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from hyimg_cli.engine.replicas.job_queue import JobQueue
+from hyimg_cli.engine.replicas.pieces import cut, in_order, model_of
 from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
@@ -58,14 +57,6 @@ def ids(jobs: tuple[Job, ...]) -> list[str]:
     return [job.custom_id for job in jobs]
 
 
-def all_taken(queue: JobQueue, loaded: str | None = None) -> list[Plan]:
-    pieces = []
-    while (piece := queue.take(loaded, Counter())) is not None:
-        assert len(piece.groups) == 1
-        pieces.append(piece)
-    return pieces
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_every_job_is_taken_once_in_its_own_group(job: ImageJob, seed: int) -> None:
     chance = random.Random(seed)
@@ -74,7 +65,7 @@ def test_every_job_is_taken_once_in_its_own_group(job: ImageJob, seed: int) -> N
         for n in range(chance.randrange(1, 5))
     ]
     plan = Plan((*groups, films(job, chance.randrange(1, 9))))
-    pieces = all_taken(JobQueue(plan, chance.randrange(1, 9)))
+    pieces = cut(plan, chance.randrange(1, 9))
     assert sorted(ids(tuple(one for piece in pieces for one in piece.jobs))) == sorted(
         ids(plan.jobs)
     )
@@ -83,7 +74,7 @@ def test_every_job_is_taken_once_in_its_own_group(job: ImageJob, seed: int) -> N
 
 
 def test_pieces_shrink_to_single_jobs(job: ImageJob) -> None:
-    sizes = [len(piece.jobs) for piece in all_taken(JobQueue(Plan((group_of(job, 500),)), 8))]
+    sizes = [len(piece.jobs) for piece in cut(Plan((group_of(job, 500),)), 8)]
     assert sizes[0] == 32  # a sixteenth of what is left
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-7:] == [1] * 7
@@ -91,9 +82,9 @@ def test_pieces_shrink_to_single_jobs(job: ImageJob) -> None:
 
 def test_few_jobs_are_spread_evenly_at_once(job: ImageJob) -> None:
     """Pictures that would fill the replicas together are not dispatched one by one."""
-    sizes = [len(piece.jobs) for piece in all_taken(JobQueue(Plan((group_of(job, 16),)), 4))]
+    sizes = [len(piece.jobs) for piece in cut(Plan((group_of(job, 16),)), 4)]
     assert sizes[:3] == [4, 3, 3]
-    singles = [len(piece.jobs) for piece in all_taken(JobQueue(Plan((films(job, 16),)), 4))]
+    singles = [len(piece.jobs) for piece in cut(Plan((films(job, 16),)), 4)]
     assert singles[:3] == [2, 2, 2]
 
 
@@ -101,7 +92,7 @@ def test_few_jobs_are_spread_evenly_at_once(job: ImageJob) -> None:
 def test_jobs_with_the_same_source_stay_together_while_much_is_left(
     job: ImageJob, each: int
 ) -> None:
-    pieces = all_taken(JobQueue(Plan((group_of(job, 240, each=each),)), 4))
+    pieces = cut(Plan((group_of(job, 240, each=each),)), 4)
     for piece in pieces:
         if len(piece.jobs) >= 2 * each:
             images = [one.images for one in piece.jobs if isinstance(one, ImageJob)]
@@ -112,9 +103,7 @@ def test_jobs_with_the_same_source_stay_together_while_much_is_left(
 
 
 def test_many_edits_of_one_picture_are_shared_all_the_same(job: ImageJob) -> None:
-    sizes = [
-        len(piece.jobs) for piece in all_taken(JobQueue(Plan((group_of(job, 80, each=80),)), 8))
-    ]
+    sizes = [len(piece.jobs) for piece in cut(Plan((group_of(job, 80, each=80),)), 8)]
     assert sizes[0] == 5
 
 
@@ -126,7 +115,7 @@ def _texts(piece: Plan) -> set[int]:
 def test_jobs_of_one_text_stay_together(job: ImageJob, each: int) -> None:
     """Within edits of one picture too, which are too many for one replica."""
     group = group_of(job, 80, each=each, texts=4)
-    pieces = all_taken(JobQueue(Plan((group,)), 2))
+    pieces = cut(Plan((group,)), 2)
     assert len(pieces) > 2
     parted = sum(bool(_texts(first) & _texts(second)) for first, second in pairwise(pieces))
     assert not any(_texts(first) & _texts(second) for first, second in pairwise(pieces[:4]))
@@ -134,25 +123,21 @@ def test_jobs_of_one_text_stay_together(job: ImageJob, each: int) -> None:
 
 
 def test_a_text_of_too_many_jobs_is_shared_out(job: ImageJob) -> None:
-    sizes = [
-        len(piece.jobs) for piece in all_taken(JobQueue(Plan((group_of(job, 80, texts=80),)), 8))
-    ]
+    sizes = [len(piece.jobs) for piece in cut(Plan((group_of(job, 80, texts=80),)), 8)]
     assert sizes[0] == 5
 
 
 def test_a_slow_replica_gets_less_and_holds_nothing_up(job: ImageJob) -> None:
     """Simulated: one of eight takes five times as long for a job."""
     pace = [1.0] * 7 + [5.0]
-    queue, done = JobQueue(Plan((group_of(job, 500),)), 8), [0] * 8
+    pieces, done = cut(Plan((group_of(job, 500),)), 8), [0] * 8
     free = [(0.0, number) for number in range(8)]
     last = 0.0
-    while free:
+    for piece in pieces:
         now, number = heapq.heappop(free)
-        piece = queue.take(None, Counter())
-        if piece is not None:
-            done[number] += len(piece.jobs)
-            heapq.heappush(free, (now + len(piece.jobs) * pace[number], number))
-            last = max(last, free[0][0], now + len(piece.jobs) * pace[number])
+        done[number] += len(piece.jobs)
+        heapq.heappush(free, (now + len(piece.jobs) * pace[number], number))
+        last = max(last, now + len(piece.jobs) * pace[number])
     ideal = 500 / sum(1 / one for one in pace)
     assert sum(done) == 500
     assert done[7] < min(done[:7])
@@ -162,37 +147,17 @@ def test_a_slow_replica_gets_less_and_holds_nothing_up(job: ImageJob) -> None:
 
 
 def test_a_replica_keeps_its_model_and_models_are_shared_out(job: ImageJob) -> None:
-    plan = Plan((group_of(job, 40), films(job, 20)))
-    queue, at_work = JobQueue(plan, 3), Counter[str]()
-    for _ in range(3):
-        piece = queue.take(None, at_work)
-        assert piece is not None
-        at_work[piece.groups[0].model] += 1
-    assert at_work == {"tiny-image": 2, "tiny-video": 1}
-    own = queue.take("tiny-video", Counter({"tiny-video": 5}))
-    assert own is not None
-    assert own.groups[0].model == "tiny-video"
-    rest = all_taken(queue, "tiny-video")
-    models = [piece.groups[0].model for piece in rest]
-    assert models == sorted(models, reverse=True)  # videos to their end, then pictures
+    pieces = cut(Plan((group_of(job, 40), films(job, 20))), 3)
+    left = [*enumerate(pieces)]
+    first = [in_order(left, (number + 0.5) / 3, None)[0] for number in range(3)]
+    assert [model_of(pieces[number]) for number in first] == ["tiny-image"] * 2 + ["tiny-video"]
+    order = [model_of(pieces[number]) for number in in_order(left, 0.1, "tiny-video")]
+    assert order == sorted(order, reverse=True)  # videos to their end, then pictures
+    assert sorted(in_order(left, 0.5, "tiny-video")) == [number for number, _ in left]
 
 
-def test_what_comes_back_is_next_and_what_is_suspect_is_last_and_alone(job: ImageJob) -> None:
-    queue = JobQueue(Plan((group_of(job, 40),)), 2)
-    first = queue.take(None, Counter())
-    assert first is not None
-    suspect, *waiting = first.jobs
-    queue.requeue(waiting)
-    queue.isolate(suspect)
-    assert len(queue) == 40
-    pieces = all_taken(queue)
-    assert ids(pieces[0].jobs)[:3] == ["a1", "a2", "a3"]
-    assert ids(pieces[-1].jobs) == ["a0"]
-
-
-def test_a_cleared_deck_has_nothing(job: ImageJob) -> None:
-    queue = JobQueue(Plan((group_of(job, 4),)), 2)
-    queue.isolate(job)
-    queue.clear()
-    assert len(queue) == 0
-    assert queue.take(None, Counter()) is None
+@pytest.mark.parametrize("count", [1, 7, 1000, 100_000])
+def test_pieces_are_few(job: ImageJob, count: int) -> None:
+    """Each costs a lock and a file, however many jobs there are."""
+    jobs = (job,) * count
+    assert len(cut(Plan((Group(job.model, "auto", jobs),)), 4)) <= 4 * 12
