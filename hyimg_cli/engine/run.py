@@ -113,9 +113,9 @@ class ManifestRun:
         """
         self.request, self._new_session = request, new_session
         self._summary = Summary()
-        self._tell: OnEvent = _ignore
+        self._emit: OnEvent = _ignore
         # Updates the run's page.
-        self._follow: Callable[[Event], object] = _ignore
+        self._update_page: Callable[[Event], object] = _ignore
         self._session: AnySession | None = None
         # While edits are put back on their sources, a stop waits for the current edit: image
         # readers catch every Exception, and would take the stop for a damaged file.
@@ -135,8 +135,8 @@ class ManifestRun:
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
         """Run the remaining jobs. `age_s`: seconds since the command began."""
         began = time.monotonic() - age_s
-        self._tell = on_event
-        ready = prepare(self.request, self._tell, Refusals(), find_machine)
+        self._emit = on_event
+        ready = prepare(self.request, self._emit, Refusals(), find_machine)
         request = self.request = ready.request
         config, settings = request.config, request.settings
         with ExitStack() as held:
@@ -158,8 +158,8 @@ class ManifestRun:
             page = self._page()
             try:
                 self._end(todo.ended)
-                self._follow = page.look if page else _ignore
-                with self._told_from_plan_to_end(plan, eta):
+                self._update_page = page.look if page else _ignore
+                with self._plan_and_end_events(plan, eta):
                     if todo.to_finish:
                         from hyimg_cli.engine.recomposite import recomposite  # imports scipy
 
@@ -172,10 +172,10 @@ class ManifestRun:
             finally:
                 # Whatever ends the run, update the page and save the rates.
                 again = shlex.join(["hyimg", "report", str(config.output.folder)])
-                with self._told("no report", then=f"to write it: {again}"):
+                with self._failures_as_remarks("no report", then=f"to write it: {again}"):
                     if page and page.close():
                         self._remark([f"report: {config.output.folder / 'report.html'}"], "info")
-                with self._told("this run's times were not saved for estimates"):
+                with self._failures_as_remarks("this run's times were not saved for estimates"):
                     if self._new_session is None:
                         kept.keep(plan, eta.rates())
                     self._remark(kept.take_notes())
@@ -198,7 +198,7 @@ class ManifestRun:
             noun=runner.noun_of(left), skipped=len(ready.jobs) - len(left), left=len(left)
         )
         eta = Eta(plan, config)
-        with self._told_from_plan_to_end(plan, eta):
+        with self._plan_and_end_events(plan, eta):
             if plan.jobs:
                 self._work(plan, folder, eta, work)
         # If the command that began the run is gone, nobody else gathers the lines.
@@ -211,7 +211,7 @@ class ManifestRun:
         config = self.request.config
         output = replace(config.output, only_texts=True)
         batch = replace(config.batch, prewarm=False)
-        self._tell = on_event
+        self._emit = on_event
         request = replace(self.request, config=replace(config, output=output, batch=batch))
         ready = read_jobs(request, Refusals(), find_machine)
         self.request, jobs, invalid = ready.request, ready.jobs, ready.invalid
@@ -235,7 +235,7 @@ class ManifestRun:
             self._remark(describe_toys(plan.jobs, self.request.settings))
             self._end(invalid)
             eta = Eta(plan, config)
-            with self._told_from_plan_to_end(plan, eta):
+            with self._plan_and_end_events(plan, eta):
                 if plan.jobs:
                     self._work(plan, file, eta)
         return self._summary
@@ -255,10 +255,10 @@ class ManifestRun:
                 for event in events:
                     eta.add(event)
                     self._summary.add(event)
-                    self._tell(event)
-                    self._follow(event)
+                    self._emit(event)
+                    self._update_page(event)
         finally:
-            with self._told("the session did not close properly"):
+            with self._failures_as_remarks("the session did not close properly"):
                 session.close()
             self._session = None  # from here on a signal stops at once
 
@@ -281,29 +281,29 @@ class ManifestRun:
         """Report jobs that ended without a session."""
         for outcome in outcomes:
             event = JobEnded(outcome)
-            self._tell(event)
-            self._follow(event)
+            self._emit(event)
+            self._update_page(event)
 
     def _remark(self, texts: Iterable[str], kind: RemarkKind = "note") -> None:
         for text in texts:
-            self._tell(Remark(text, kind))
+            self._emit(Remark(text, kind))
 
     @contextmanager
-    def _told_from_plan_to_end(self, plan: Plan, eta: Eta) -> Iterator[None]:
+    def _plan_and_end_events(self, plan: Plan, eta: Eta) -> Iterator[None]:
         """Report the plan before the work, and the end however it comes."""
         error: BaseException | None = None
         replicas = replicas_of(plan, self.request.config)
-        self._tell(RunPlanned(plan, self._summary, eta, replicas))
+        self._emit(RunPlanned(plan, self._summary, eta, replicas))
         try:
             yield
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self._tell(RunEnded(self._summary, error))
+            self._emit(RunEnded(self._summary, error))
 
     @contextmanager
-    def _told(self, what: str, then: str = "") -> Iterator[None]:
+    def _failures_as_remarks(self, what: str, then: str = "") -> Iterator[None]:
         """Guard work that follows the jobs: its failure does not end the run.
 
         The failure becomes a remark, and its traceback goes to the log.

@@ -14,18 +14,17 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.files import json_of
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.spec.events import Outcome, OutputFile, VideoFile
+from hyimg_cli.spec.events import Outcome
 
 # Seconds to wait until the command of a process tells how it died.
-_VERDICT_S = 10.0
+_DEATH_NOTE_S = 10.0
 
 
 class BegunJobs:
@@ -42,7 +41,7 @@ class BegunJobs:
         # How processes died at a job, by custom_id.
         self.deaths: dict[str, list[str]] = found.get("deaths", {})
         suspects = [name for name in found.get("jobs", ()) if name not in ended]
-        if suspects and (how := _wait_for_verdict(folder, found.get("by", ""))):
+        if suspects and (how := _wait_for_death_note(folder, found.get("by", ""))):
             for name in suspects:
                 self.deaths.setdefault(name, []).append(how)
         if found:
@@ -81,8 +80,8 @@ def note_death(folder: RunFolder, process: str, how: str) -> None:
     folder.note(f"{folder.pieces}/died-{process}", how.encode())
 
 
-def _wait_for_verdict(folder: RunFolder, process: str) -> str:
-    until = time.monotonic() + _VERDICT_S
+def _wait_for_death_note(folder: RunFolder, process: str) -> str:
+    until = time.monotonic() + _DEATH_NOTE_S
     while not (how := folder.noted(f"{folder.pieces}/died-{process}")):
         if time.monotonic() > until:
             break
@@ -105,27 +104,13 @@ def outcome_of(entry: Mapping[str, Any]) -> Outcome:
     known = {one.name for one in fields(Outcome)}
     values = {name: value for name, value in entry.items() if name in known}
     extra = {name: value for name, value in entry.items() if name not in known}
-    outcome: Outcome = _built(Outcome, values | {"extra": extra})
+    outcome: Outcome = _adapter().validate_python(values | {"extra": extra})
     return outcome
 
 
-def _built(kind: Any, value: Any) -> Any:
-    """Return a JSON value as an object of a type: dataclasses, tuples, and what JSON has."""
-    if get_origin(kind) in (Union, UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
-    if value is None:
-        return None
-    if kind is OutputFile and "num_frames" in value:
-        kind = VideoFile
-    if is_dataclass(kind):
-        make: Any = kind
-        hints = _hints(make)
-        return make(**{name: _built(hints[name], one) for name, one in value.items()})
-    if get_origin(kind) is tuple:
-        return tuple(_built(get_args(kind)[0], one) for one in value)
-    return value
-
-
 @cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _adapter() -> Any:
+    """Return pydantic's builder of outcomes; only made when needed, because it takes a while."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Outcome)

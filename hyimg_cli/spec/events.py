@@ -181,7 +181,7 @@ class Outcome:
     status: Literal["done", "failed"]
     key: str
     attempt: int = field(default=1, metadata={"label": "attempt"})
-    outputs: tuple[OutputFile, ...] = ()
+    outputs: tuple[VideoFile | OutputFile, ...] = ()
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None

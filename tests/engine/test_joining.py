@@ -27,7 +27,7 @@ FAKE = {"session": "fake_replica:FakeSession", "progress_s": 0.0}
 
 @pytest.fixture
 def jobs(job: ImageJob) -> list[ImageJob]:
-    named = [replace(job, custom_id=f"j{n}", prompt="a dog") for n in range(12)]
+    named = [replace(job, custom_id=f"j{n}", prompt=f"dog {n}") for n in range(12)]
     return [replace(named[0], prompt="company"), *named[1:]]
 
 
@@ -57,6 +57,7 @@ def test_two_commands_share_a_run_and_both_tell_of_every_job(
             told: tuple[list[Event], list[Event]] = [next(first)], []
             work = found(out, jobs, mine)
             assert work is not None
+            assert len(work.pieces) > 1, "there is a piece for each"
             # The first job waits until two processes are at work.
             second = Replicas(mine, setup=FAKE)
             second.join(work)
@@ -95,7 +96,7 @@ def test_a_job_is_suspect_only_if_its_process_died_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the whole command was killed, nobody tells how the process died."""
-    monkeypatch.setattr("hyimg_cli.journal.pieces._VERDICT_S", 0.0)
+    monkeypatch.setattr("hyimg_cli.journal.pieces._DEATH_NOTE_S", 0.0)
     with RunFolder(tmp_path) as run:
         run.begin_pieces(b"{}")
 

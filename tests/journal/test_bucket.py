@@ -145,7 +145,6 @@ def test_shards_share_an_address_and_each_has_its_own_parts(
         assert sorted(whole.results()) == ["a", "b"]
 
 
-@pytest.mark.usefixtures("endpoint")
 def test_pieces_of_a_run_are_taken_once_followed_and_gathered(endpoint: Endpoint) -> None:
     with run_folder(PLACE) as folder:
         folder.begin_pieces(b"{}")
@@ -170,6 +169,7 @@ def test_pieces_of_a_run_are_taken_once_followed_and_gathered(endpoint: Endpoint
     assert not run_folder(PLACE).is_locked
 
 
+@pytest.mark.usefixtures("endpoint")
 def test_names_of_results_are_found_there_made_or_planned() -> None:
     with run_folder(PLACE) as folder:
         folder.append(replace(done(folder, "Größe"), custom_id="a"))

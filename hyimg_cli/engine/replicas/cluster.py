@@ -1,8 +1,7 @@
 """Replicas as actors of a Ray cluster, on all of its machines.
 
 Ray finds places and GPUs for them and starts them; it restarts and retries nothing. Ray does not
-notice stopped processes, so hyimg uses its own heartbeat. All else is in the run's folder, which
-every machine can write.
+notice stopped processes, so hyimg uses its own heartbeat.
 """
 
 import atexit
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,11 +36,11 @@ from hyimg_cli.memory.available import replica_config
 from hyimg_cli.parallel.launch import tie_to
 from hyimg_cli.parallel.watch import AwakeClock, Beat
 from hyimg_cli.settings.run import MachineInfo, RunConfig
-from hyimg_cli.spec.events import Event, ModelLoaded, Readiness
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
-# Maximum number of messages that are read at once.
+# Maximum number of unread messages per replica, and of messages read at once.
+_WAITING = 64
 _AT_ONCE = 64
 # Seconds between calls to the cluster's head, and how long it may stay silent.
 _HEAD_S, _HEAD_GONE_S = 5.0, 15.0
@@ -69,32 +68,16 @@ class Replica:
             os.chdir(tempfile.tempdir)
         self._setup = replace(setup, local=None)
         self._worker: Worker | None = None
-        self._events, self._has_loaded = list[Event](), threading.Event()
 
     def up(self) -> Ready:
         """Import the session, and return the facts of this machine."""
         self._worker = Worker(self._setup)
         return Ready(self._worker.facts, socket.gethostname())
 
-    def run(self) -> Ended:
-        """Take pieces until none is left; their lines say what became of them."""
+    def run(self) -> Iterator[EventBatch | Ended]:
+        """Take pieces until none is left."""
         assert self._worker is not None, "a replica begins when it is up"
-        ended = Ended()
-        for message in self._worker.run():
-            if isinstance(message, Ended):
-                ended = message
-            elif not self._has_loaded.is_set():
-                self._events += [one for one in message.events if isinstance(one, Readiness)]
-                if any(isinstance(one, ModelLoaded) for one in self._events):
-                    self._has_loaded.set()
-        self._has_loaded.set()
-        return ended
-
-    @_IN_WATCH
-    def loaded(self) -> EventBatch:
-        """Wait for the first model, for the display."""
-        self._has_loaded.wait()
-        return EventBatch(tuple(self._events))
+        yield from self._worker.run()
 
     @_IN_WATCH
     def beat(self) -> Beat:
@@ -110,7 +93,7 @@ class Replica:
 class _Actor:
     """A replica as the run sees it.
 
-    `handle`: the actor. `asked`: unanswered calls by name: up, loaded, run, beat. `room`: its
+    `handle`: the actor. `asked`: unanswered calls by name: up, run, beat. `room`: its
     placement group, requested at `began`; its process starts only when `has_room`.
     """
 
@@ -128,9 +111,13 @@ class _Actor:
             self.asked["beat"], self.beat_at = self.handle.beat.remote(), time.monotonic()
         return self.asked.values()
 
-    def take(self, awaited: Any) -> None:
-        """Forget a call that has an answer."""
-        self.asked = {name: one for name, one in self.asked.items() if one is not awaited}
+    def answer(self, awaited: Any) -> Any:
+        """Return the reference of an answer that can be read now; None after the last of `run`."""
+        name = next(name for name, one in self.asked.items() if one is awaited)
+        found = next(awaited, None) if name == "run" else awaited
+        if name != "run" or found is None:
+            del self.asked[name]
+        return found
 
 
 class RayCluster:
@@ -152,7 +139,7 @@ class RayCluster:
 
     def _begin(self, setup: Setup) -> None:
         remote: Any = ray.remote  # its type hints lack concurrency groups
-        of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 3})
+        of_ray = remote(max_restarts=0, max_task_retries=0, concurrency_groups={"watch": 2})
         what = {"num_cpus": "CPU", "num_gpus": "GPU"}
         room = placement_group([{what[name]: n for name, n in self._needs.items() if n}])
         actor = of_ray(Replica).options(
@@ -170,8 +157,10 @@ class RayCluster:
 
     def begin(self, number: int) -> None:
         actor = self._actors[number]
-        actor.asked["loaded"] = actor.handle.loaded.remote()
-        actor.asked["run"] = actor.handle.run.remote()
+        run = actor.handle.run.options(
+            num_returns="streaming", _generator_backpressure_num_objects=_WAITING
+        )
+        actor.asked["run"] = run.remote()
 
     def stop(self, number: int, signal_number: int) -> None:
         if number in self._actors:
@@ -183,7 +172,11 @@ class RayCluster:
             while self._starting:
                 self._begin(self._starting.popitem()[1])
         waiting = {one: n for n, actor in self._actors.items() for one in actor.awaited()}
-        said = [self._said(awaited, number) for awaited, number in self._ready(waiting, timeout_s)]
+        said = [
+            (number, _message(answer))
+            for awaited, number in self._ready(waiting, timeout_s)
+            if (answer := self._actors[number].answer(awaited)) is not None
+        ]
         # A single query covers all replicas that wait for room.
         without = {n: actor for n, actor in self._actors.items() if not actor.has_room}
         if without and self._head.answers():
@@ -233,15 +226,16 @@ class RayCluster:
             ready, _ = ray.wait(every, num_returns=count, timeout=0.02, fetch_local=False)
         return [(one, waiting[one]) for one in ready[:_AT_ONCE]]
 
-    def _said(self, awaited: Any, number: int) -> tuple[int, FromReplica]:
-        """Return a replica's message; `Exited` if it is gone."""
-        self._actors[number].take(awaited)
-        try:
-            return number, ray.get(awaited)
-        except RayError as error:
-            if isinstance(error, RayActorError) and not error.actor_init_failed:
-                return number, Exited("its process or machine is gone")
-            return number, Exited(str(error).strip().splitlines()[-1])
+
+def _message(answer: Any) -> FromReplica:
+    """Return what a replica answered; `Exited` if it is gone."""
+    try:
+        message: FromReplica = ray.get(answer)
+    except RayError as error:
+        if isinstance(error, RayActorError) and not error.actor_init_failed:
+            return Exited("its process or machine is gone")
+        return Exited(str(error).strip().splitlines()[-1])
+    return message
 
 
 class _Head:

@@ -1,10 +1,10 @@
 """What a run and its replicas tell each other, and how replicas are started; no torch.
 
     to a replica      Setup as it starts, `begin` once its facts were compared, `stop`
-    from a replica    Ready, then Ended; Beat now and then, also on behalf of one that waits for
-                      room; Exited. One of this machine also sends its events, for the display
+    from a replica    Ready, EventBatch for the display, Ended; Beat now and then, also on behalf
+                      of one that waits for room; Exited
 
-Jobs and results do not travel here: a replica takes pieces of the run's folder, and writes there.
+Jobs and files do not travel here: a replica takes pieces of the run's folder, and writes there.
 """
 
 from collections.abc import Mapping

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 # A replica that dies this often without finishing a job in between is not restarted.
 _MOST_DEATHS_IN_A_ROW = 3
 # Maximum seconds between checks for a stop and for hanging replicas.
-_LOOK_S = 0.5
+_POLL_S = 0.5
 # Seconds between looks at the lines of pieces; in an object store each look is several requests.
 _FOLLOW_S, _FOLLOW_STORE_S = 0.5, 5.0
 # Seconds that replicas have to end once all jobs have ended.
@@ -192,24 +192,24 @@ class _Run:
         self._facts = {name: fact for name, fact in facts.items() if name not in packages}
         self._left = {job.custom_id for job in setup.whole.jobs}
         # How far the lines of each piece were followed, and when.
-        self._read, self._read_at = dict[str, int](), 0.0
+        self._lines_read, self._followed_at = dict[str, int](), 0.0
         is_store = isinstance(folder, BucketFolder)
         self._follow_s = _FOLLOW_STORE_S if is_store else _FOLLOW_S
-        self._dead: list[str] = []
+        self._deaths: list[str] = []
         self._advice = ""
         self._is_over = False
         self._limits, self._steps, self._clock = limits, StepWatch(limits), AwakeClock()
-        self._look_s = min(_LOOK_S, limits.silence_s / 10)
+        self._poll_s = min(_POLL_S, limits.silence_s / 10)
         self._starts = 0
 
     def events(self, stop_if_asked: Callable[[], None]) -> Iterator[Event]:
         """Yield events until nothing is left; if the run ends early, stop the replicas in order."""
         limit = FailureLimit(self._setup.config.failure)
-        for one in self._replicas:
-            self._start(one)
+        for replica in self._replicas:
+            self._start(replica)
         try:
             while self._left:
-                for event in self._look():
+                for event in self._poll():
                     yield event
                     limit.add(event)
                     if limit.is_over:
@@ -218,7 +218,7 @@ class _Run:
                         return
                 self._refuse_to_wait()
                 stop_if_asked()
-            self._end()
+            self._let_replicas_end()
         except GeneratorExit:
             list(self._drain())
             raise
@@ -229,70 +229,70 @@ class _Run:
             yield from self._drain(number)
             raise
 
-    def _start(self, one: _Replica) -> None:
+    def _start(self, replica: _Replica) -> None:
         self._starts += 1
-        one.process = f"{self._setup.process}-{self._starts}"
-        share = (one.number + 0.5) / len(self._replicas)
+        replica.process = f"{self._setup.process}-{self._starts}"
+        share = (replica.number + 0.5) / len(self._replicas)
         self._launcher.start(
-            replace(self._setup, number=one.number, process=one.process, share=share)
+            replace(self._setup, number=replica.number, process=replica.process, share=share)
         )
-        one.is_alive, one.is_up = True, False
-        one.heard_at, one.beat = self._clock(), Beat()
+        replica.is_alive, replica.is_up = True, False
+        replica.heard_at, replica.beat = self._clock(), Beat()
 
     def _refuse_to_wait(self) -> None:
         """Raise MachineError if jobs are left and no replica is left to do them."""
-        if self._left and not any(one.is_alive for one in self._replicas):
+        if self._left and not any(replica.is_alive for replica in self._replicas):
             raise MachineError(
-                f"every replica died: {'; '.join(self._dead)}",
+                f"every replica died: {'; '.join(self._deaths)}",
                 hint=self._advice or "run the same command again to resume, with fewer replicas",
                 code="machine.replicas",
             )
 
-    def _look(self) -> Iterator[Event]:
+    def _poll(self) -> Iterator[Event]:
         """Yield what replicas report and what their lines say; wait for the first message.
 
         Kills replicas that are stopped or hang.
         """
-        said = self._launcher.events(self._look_s)
+        messages = self._launcher.events(self._poll_s)
         now, lost = self._clock(), set()
-        for number, message in said:
-            one = self._replicas[number]
-            if number in lost or not one.is_alive:
+        for number, message in messages:
+            replica = self._replicas[number]
+            if number in lost or not replica.is_alive:
                 continue
-            one.heard_at = now
-            yield from self._hear(one, message)
-            if not one.is_up and not isinstance(message, Beat):
+            replica.heard_at = now
+            yield from self._on_message(replica, message)
+            if not replica.is_up and not isinstance(message, Beat):
                 lost.add(number)
-        if time.monotonic() - self._read_at >= self._follow_s or any(
-            isinstance(message, Ended) for _, message in said
+        if time.monotonic() - self._followed_at >= self._follow_s or any(
+            isinstance(message, Ended) for _, message in messages
         ):
-            yield from self._follow()
+            yield from self._follow_lines()
         now = self._clock()
-        for one in [one for one in self._replicas if one.is_alive]:
-            most_s = self._limits.silence_s if one.is_up else self._limits.start_s
-            beat, one.beat = one.beat, Beat()
-            if now - one.heard_at > most_s:
-                yield from self._kill(one, f"no sign of life for {most_s:.0f} s")
+        for replica in [replica for replica in self._replicas if replica.is_alive]:
+            most_s = self._limits.silence_s if replica.is_up else self._limits.start_s
+            beat, replica.beat = replica.beat, Beat()
+            if now - replica.heard_at > most_s:
+                yield from self._kill(replica, f"no sign of life for {most_s:.0f} s")
             elif why := self._steps.overdue(beat):
-                yield from self._kill(one, why)
+                yield from self._kill(replica, why)
 
-    def _hear(self, one: _Replica, message: FromReplica) -> Iterator[Event]:
+    def _on_message(self, replica: _Replica, message: FromReplica) -> Iterator[Event]:
         match message:
             case Ready():
-                one.is_up = True
+                replica.is_up = True
                 if differences := describe_differences(self._facts, message.facts):
                     # Its machine differs, so a new process there would differ too.
-                    one.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
+                    replica.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
                     node = f" ({message.node})" if message.node else ""
                     self._advice = (
                         "give every machine the same packages, models and sources under the "
                         f"same paths (relative ones: in {os.getcwd()}), and the output folder, "
                         "then run the same command again"
                     )
-                    yield from self._kill(one, f"refused{node}, it has {differences}")
+                    yield from self._kill(replica, f"refused{node}, it has {differences}")
                 else:  # the first replica's packages apply to all others
                     self._facts = dict(message.facts)
-                    self._launcher.begin(one.number)
+                    self._launcher.begin(replica.number)
             case EventBatch():
                 for event in message.events:
                     if isinstance(event, JobEnded):
@@ -304,98 +304,98 @@ class _Run:
                     ):
                         yield event
             case Ended():
-                yield from self._end_replica(one, message)
+                yield from self._end_replica(replica, message)
             case Beat():
-                one.beat = message
+                replica.beat = message
             case Exited():
-                yield from self._bury(one, message.why)
+                yield from self._replace_dead(replica, message.why)
 
-    def _follow(self) -> Iterator[Event]:
+    def _follow_lines(self) -> Iterator[Event]:
         """Yield the ends of jobs whose lines are on disk and that nobody has reported yet."""
-        for line in self._folder.new_lines(self._read):
+        for line in self._folder.new_lines(self._lines_read):
             if (entry := entry_of(line)) is not None and entry["custom_id"] in self._left:
                 yield from self._end_job(outcome_of(entry))
-        self._read_at = time.monotonic()
+        self._followed_at = time.monotonic()
 
     def _end_job(self, outcome: Outcome) -> Iterator[Event]:
         if outcome.custom_id in self._left:
             self._left.discard(outcome.custom_id)
-            for one in self._replicas:
-                if one.number == outcome.replica:
-                    one.deaths_in_a_row = 0
+            for replica in self._replicas:
+                if replica.number == outcome.replica:
+                    replica.deaths_in_a_row = 0
             yield JobEnded(outcome)
 
-    def _end(self) -> None:
+    def _let_replicas_end(self) -> None:
         """Let replicas that wait for pieces end by themselves, and so release what they hold."""
         until = time.monotonic() + _END_S
-        for one in self._replicas:
-            if one.is_up:
-                self._launcher.stop(one.number, signal.SIGTERM)
-            elif one.is_alive:
-                self._launcher.kill(one.number)
-                one.is_alive = False
+        for replica in self._replicas:
+            if replica.is_up:
+                self._launcher.stop(replica.number, signal.SIGTERM)
+            elif replica.is_alive:
+                self._launcher.kill(replica.number)
+                replica.is_alive = False
         self._is_over = True
-        while any(one.is_alive for one in self._replicas) and time.monotonic() < until:
-            list(self._look())
+        while any(replica.is_alive for replica in self._replicas) and time.monotonic() < until:
+            list(self._poll())
 
     def _drain(self, number: int = signal.SIGTERM) -> Iterator[Event]:
         """Begin nothing more; report jobs that still end, and end all replicas."""
         self._is_over = True
-        yield from self._follow()
-        begun = self._begun()
-        for one in self._replicas:
-            if one.is_up and begun.get(one.process):
-                self._launcher.stop(one.number, number)
-            elif one.is_alive:
-                self._launcher.kill(one.number)
-                one.is_alive = one.is_up = False
-        while any(one.is_alive for one in self._replicas):
-            yield from self._look()
-        yield from self._follow()
+        yield from self._follow_lines()
+        begun = self._begun_jobs()
+        for replica in self._replicas:
+            if replica.is_up and begun.get(replica.process):
+                self._launcher.stop(replica.number, number)
+            elif replica.is_alive:
+                self._launcher.kill(replica.number)
+                replica.is_alive = replica.is_up = False
+        while any(replica.is_alive for replica in self._replicas):
+            yield from self._poll()
+        yield from self._follow_lines()
 
-    def _begun(self) -> dict[str, list[str]]:
+    def _begun_jobs(self) -> dict[str, list[str]]:
         """Return the jobs that each process has begun and that have not ended."""
         begun = begun_jobs(self._folder, len(self._setup.work.pieces))
         return {by: [name for name in some if name in self._left] for by, some in begun.items()}
 
-    def _end_replica(self, one: _Replica, ended: Ended) -> Iterator[Event]:
+    def _end_replica(self, replica: _Replica, ended: Ended) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
         # A machine error is about one replica's GPU; checkpoint and disk errors affect all.
         is_its_own = isinstance(error, MachineError) and not isinstance(
             error, CheckpointError | StorageError
         )
         if error is None and not trace:
-            one.is_alive = one.is_up = False
+            replica.is_alive = replica.is_up = False
         elif error is not None and not self._is_over and not is_its_own:
-            self._launcher.kill(one.number)
-            one.is_alive = one.is_up = False
+            self._launcher.kill(replica.number)
+            replica.is_alive = replica.is_up = False
             raise error
         else:
             if trace:
-                logger.error("replica %d crashed:\n%s", one.number, trace)
+                logger.error("replica %d crashed:\n%s", replica.number, trace)
             self._advice = error.hint if error else ""
             why = error.what if error else trace.strip().splitlines()[-1]
-            yield from self._kill(one, why)
+            yield from self._kill(replica, why)
 
-    def _kill(self, one: _Replica, why: str) -> Iterator[Event]:
-        self._launcher.kill(one.number)
-        yield from self._bury(one, why)
+    def _kill(self, replica: _Replica, why: str) -> Iterator[Event]:
+        self._launcher.kill(replica.number)
+        yield from self._replace_dead(replica, why)
 
-    def _bury(self, one: _Replica, how: str) -> Iterator[Event]:
+    def _replace_dead(self, replica: _Replica, how: str) -> Iterator[Event]:
         """Tell others how a replica died, and start a new one."""
-        yield from self._follow()
-        begun = self._begun().get(one.process, ())
-        one.deaths_in_a_row += 1
-        one.is_alive = one.is_up = False
+        yield from self._follow_lines()
+        begun = self._begun_jobs().get(replica.process, ())
+        replica.deaths_in_a_row += 1
+        replica.is_alive = replica.is_up = False
         if self._is_over:
             return
-        self._dead.append(f"replica {one.number}: {how}")
-        note_death(self._folder, one.process, f"replica {one.number} ({how})")
+        self._deaths.append(f"replica {replica.number}: {how}")
+        note_death(self._folder, replica.process, f"replica {replica.number} ({how})")
         # A replica that dies again and again is not restarted: the cause is not a job.
-        returns = one.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and bool(self._left)
+        returns = replica.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and bool(self._left)
         if returns:
-            self._start(one)
-        yield ReplicaDied(how, len(begun), returns, replica=one.number)
+            self._start(replica)
+        yield ReplicaDied(how, len(begun), returns, replica=replica.number)
 
 
 def describe_differences(expected: Mapping[str, object], found: Mapping[str, object]) -> str:

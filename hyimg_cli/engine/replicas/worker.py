@@ -53,18 +53,18 @@ _AGAIN_S, _AGAIN_STORE_S = 0.2, 2.0
 
 def main(parent: Parent) -> None:
     """Run a replica that `local.LocalProcesses` launched, until it has ended."""
-    worker, go = Worker(pickle.loads(parent.inbox.get())), SimpleQueue[Begin]()
+    worker, begins = Worker(pickle.loads(parent.inbox.get())), SimpleQueue[Begin]()
 
-    def heard(data: bytes) -> None:
+    def on_message(data: bytes) -> None:
         message: Begin | Stop = pickle.loads(data)
         if isinstance(message, Stop):
             worker.stop(message.signal_number)
         else:
-            go.put(message)
+            begins.put(message)
 
-    parent.heard, parent.beat = heard, worker.steps.beat
+    parent.heard, parent.beat = on_message, worker.steps.beat
     parent.send(Ready(worker.facts))
-    go.get()
+    begins.get()
     for message in worker.run():
         parent.send(message)
     # Nothing is left to clean up: files and lines are on disk, and the lock is free.
@@ -119,7 +119,7 @@ class Worker:
         self._group = ""
         # Events to send: the latest progress by job, and any other event under None.
         self._events: dict[str | None, Event] = {}
-        self._told_at = 0.0
+        self._reported_at = 0.0
 
     def stop(self, signal_number: int) -> None:
         """Stop after the current step, and take no more pieces."""
@@ -155,7 +155,7 @@ class Worker:
                 try:
                     folder = run_folder(setup.place, setup.shard, number, setup.local)
                     with folder:
-                        ended = self._ended(folder)
+                        ended = self._ended_jobs(folder)
                         if any(job.custom_id not in ended for job in left[number].jobs):
                             loaded = model_of(left[number])
                             yield from self._work(folder, left[number], ended)
@@ -177,7 +177,7 @@ class Worker:
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)
 
-    def _ended(self, folder: RunFolder) -> set[str]:
+    def _ended_jobs(self, folder: RunFolder) -> set[str]:
         """Return the jobs of a piece that have ended in this run."""
         before = self._setup.work.attempts
         return {name for name, count in folder.attempts.items() if count > before.get(name, 0)}
@@ -190,7 +190,7 @@ class Worker:
         names = {job.custom_id for job in left}
         folder.attempts = Counter({name: before.attempts.get(name, 0) for name in names})
         folder.supersede({name: before.former[name] for name in names & before.former.keys()})
-        folder.sign = lambda outcome: self._signed(outcome, begun)
+        folder.sign = lambda outcome: self._sign(outcome, begun)
         suspects = [job for job in left if begun.deaths.get(job.custom_id)]
         work = [[job for job in left if job not in suspects]]
         for job in suspects:
@@ -206,14 +206,14 @@ class Worker:
                 run = self._session.run(with_jobs(piece, jobs), folder, whole=setup.whole)
                 with closing(run) as events:
                     for event in events:
-                        yield self._noted(event, begun)
+                        yield self._note_event(event, begun)
                 if self._limit.is_over:
                     return
         except Interrupted:
             begun.clear()  # nothing died
             raise
 
-    def _noted(self, event: Event, begun: BegunJobs) -> Event:
+    def _note_event(self, event: Event, begun: BegunJobs) -> Event:
         """Return an event of the session with this replica's number; note begun jobs."""
         self._limit.add(event)
         if isinstance(event, JobStarted):
@@ -224,21 +224,21 @@ class Worker:
             return replace(event, replica=self._setup.number)
         return event
 
-    def _signed(self, outcome: Outcome, begun: BegunJobs) -> Outcome:
+    def _sign(self, outcome: Outcome, begun: BegunJobs) -> Outcome:
         """Return an outcome with this replica's number, and with the deaths before it."""
         is_given_up = outcome.error is not None and outcome.error.code == "replica.died"
         deaths = () if is_given_up else begun.deaths.get(outcome.custom_id, ())
-        told = (f"{who} died while running this job, which was started again" for who in deaths)
-        warnings = (*outcome.warnings, *told)
+        repeats = (f"{who} died while running this job, which was started again" for who in deaths)
+        warnings = (*outcome.warnings, *repeats)
         return replace(outcome, replica=self._setup.number, warnings=warnings)
 
     def _report(self, event: Event) -> Iterator[EventBatch]:
         now, job = time.monotonic(), event.custom_id if isinstance(event, Progress) else None
         # A job's next progress includes everything that this one reports.
         self._events[job] = event
-        if job is None or now - self._told_at >= self._setup.progress_s:
+        if job is None or now - self._reported_at >= self._setup.progress_s:
             yield EventBatch(tuple(self._events.values()))
-            self._events, self._told_at = {}, now
+            self._events, self._reported_at = {}, now
 
     def _next_step(self, event: Event) -> str:
         """Return the kind of step after an event; empty if it loads, compiles or captures."""
