@@ -2,7 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
 from error_codes import error_codes
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,3 +42,32 @@ def test_each_row_says_a_cause_and_what_to_do() -> None:
         assert codes
         assert len(cause.split()) > 2
         assert len(remedy.rstrip(" |")) > 2
+
+
+def test_explain_prints_the_row_of_each_code(run_cli: Any) -> None:
+    codes = [code for _, codes, _, _ in ROWS for code in codes]
+    rows = run_cli("explain", *codes, "--json").json_lines
+    assert [row["code"] for row in rows] == codes
+    assert all(len(row["cause"].split()) > 2 and row["remedy"] and row["group"] for row in rows)
+    assert not [row for row in rows if "](" in row["remedy"] or "`" in row["cause"]]
+    listed = [line[2:] for line in run_cli("explain").out.splitlines() if line[:2] == "  "]
+    assert sorted(listed) == sorted(codes)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("error[job.size]:", "job.size: "),
+        ("[job.size]", "job.size: "),
+        ("JOB.SIZE", "job.size: "),
+        ("lora", "lora.missing: "),
+        ("job.sise", "did you mean job.size?"),
+        ("machine.size", "did you mean job.size or manifest.size?"),
+        ("everything is wrong", "hyimg explain lists all codes"),
+        ("", "hyimg explain lists all codes"),
+    ],
+)
+def test_explain_takes_a_code_as_messages_show_it(run_cli: Any, word: str, said: str) -> None:
+    ran = run_cli("explain", word)
+    assert said in ran.out + ran.err
+    assert ran.code == (0 if said.endswith(": ") else 2)

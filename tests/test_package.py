@@ -78,6 +78,8 @@ def test_the_fresh_environment_runs_the_wheel_not_the_checkout(
 
 def test_check_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     passed(run(installed / "hyimg", "check", "quickstart", cwd=tmp_path))
+    told = passed(run(installed / "hyimg", "explain", "job.size", cwd=tmp_path))
+    assert told.stdout.startswith("job.size: ")
     assert not list(tmp_path.iterdir())
 
 

@@ -21,7 +21,7 @@ from hyimg_cli.cli import help as pages
 OF_A_RUN = ("generate", "check", "plan")
 COMMANDS = (
     *(*OF_A_RUN, "serve", "think", "score", "pick", "manifest", "merge", "report", "export"),
-    *("info", "replay", "doctor", "eval", "bench", "cache", "schema"),
+    *("info", "replay", "doctor", "eval", "bench", "cache", "schema", "explain"),
 )
 
 

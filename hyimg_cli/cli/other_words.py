@@ -195,6 +195,7 @@ COMMANDS = {
     **dict.fromkeys(("dataset",), "export"),
     **dict.fromkeys(("view", "html", "open"), "report"),
     **dict.fromkeys(("choose", "select", "best"), "pick"),
+    **dict.fromkeys(("error", "errors", "why", "describe"), "explain"),
     **dict.fromkeys(("env", "system", "status"), "doctor"),
     **dict.fromkeys(("version",), "--version"),
     **dict.fromkeys(("help", "man", "usage"), "--help"),

@@ -1,4 +1,4 @@
-"""Manifests that ship with the package, found by their bare name."""
+"""Manifests and pages that ship with the package."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def read(name: str) -> Manifest:
     is_file = os.path.exists(path) and not os.path.isdir(path)
     if is_file or path.suffix or path.name != name:
         return read_manifest(path)
-    packaged = recipes_folder() / f"{name}.jsonl"
+    packaged = folder("recipes") / f"{name}.jsonl"
     if not packaged.is_file():
         close = nearest(name, names(), 0.75)
         hint = f"did you mean {close}?" if close else nearest_path(name)
@@ -37,11 +37,11 @@ def read(name: str) -> Manifest:
 
 def names() -> list[str]:
     """Return the names of the packaged manifests."""
-    return sorted(file.stem for file in recipes_folder().glob("*.jsonl"))
+    return sorted(file.stem for file in folder("recipes").glob("*.jsonl"))
 
 
-def recipes_folder() -> Path:
-    """Return the folder of recipes, in an installed package or at the top of a checkout."""
+def folder(name: str) -> Path:
+    """Return a folder of an installed package, or at the top of a checkout."""
     package = Path(hyimg_cli.__file__).parent
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parent / "recipes"
+    installed = package / name
+    return installed if installed.is_dir() else package.parent / name

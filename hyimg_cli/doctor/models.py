@@ -29,7 +29,7 @@ from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard
-CardOf = Callable[[str, str | None], Card]
+Weights = Mapping[str, tuple[int, int]]
 # An edit, like most jobs; all other values are the checkpoint's defaults.
 _EDIT = {"prompt": "an edit", "images": ["picture.png"]}
 _SHOWN = 8
@@ -40,7 +40,12 @@ _UNCOUNTED = "memory need unknown: neither the weights nor their index are here"
 
 def image_checkpoint(config: RunConfig) -> Check:
     """Check the files of the picture model."""
-    return _checkpoint(config.model.model, config, registry.model_card)
+    model, revision = config.model.model, config.model.revision
+    return _checkpoint(
+        model,
+        lambda: registry.check_weights(model, revision),
+        lambda: registry.model_card(model, revision),
+    )
 
 
 def image_files(config: RunConfig) -> Check:
@@ -60,11 +65,15 @@ def image_files(config: RunConfig) -> Check:
 
 def video_checkpoint(config: RunConfig) -> Check:
     """Check the files of the video model, and the package that repairs its prompts."""
-    model = config.model.video_model
-    found = _checkpoint(model, config, registry.video_card)
+    model, place = config.model.video_model, (config.model.revision, config.model.components)
+    found = _checkpoint(
+        model,
+        lambda: registry.check_weights(model, *place),
+        lambda: registry.video_card(model, *place),
+    )
     if found.status != "ok":
         return found
-    cleaner = registry.video_card(model, config.model.revision).cleaner
+    cleaner = registry.video_card(model, *place).cleaner
     if not cleaner or find_spec(cleaner) is not None:
         return found
     said = (
@@ -74,17 +83,17 @@ def video_checkpoint(config: RunConfig) -> Check:
     return Check("warning", said, hint)
 
 
-def _checkpoint(model: str, config: RunConfig, card_of: CardOf) -> Check:
-    shown, revision = model_name(model), config.model.revision
+def _checkpoint(model: str, weights: Callable[[], Weights], read: Callable[[], Card]) -> Check:
+    shown = model_name(model)
     try:
-        stored = registry.check_weights(model, revision)
+        stored = weights()
     except CheckpointError as error:
-        return _incomplete(model, error, lambda: card_of(model, revision))
+        return _incomplete(model, error, read)
     parts = ", ".join(f"{part} {bytes_text(nbytes)}" for part, (_, nbytes) in stored.items())
     count = sum(weights for weights, _ in stored.values())
     found = f"{shown}: complete, {count / 1e6:,.1f} M weights ({parts})"
     # Reading the card also reads the configuration.
-    card = card_of(model, revision)
+    card = read()
     if isinstance(card, ModelCard) and card.licence:
         found += f"; licence: {card.licence}"
     return Check("ok", found if card.is_trained else f"{found}; untrained, for tests only")

@@ -10,7 +10,7 @@ the run refuses before its first job, they refuse in the same words. They do not
 for its devices and free memory, because the run may be for another one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -213,12 +213,16 @@ def preview(request: RunRequest, tell: Tell, refusals: Refusals | None = None) -
         with refusals.caught():
             folder.refuse_unusable()
             rest = find_rest(ready, folder)
-    store = DiskStore(config.cache.folder, config.cache.budget_bytes)
     for model in sorted({job.model for job in (rest.plan.jobs if rest else ready.jobs)}):
         with refusals.caught():
-            for text in registry.check_headers([model], config.model, store):
+            for text in _check_headers([model], config):
                 tell(Remark(text))
     return Preview(ready, rest, dict(too_large(rest.plan, config)) if rest else {})
+
+
+def _check_headers(models: Iterable[str], config: RunConfig) -> list[str]:
+    store = DiskStore(config.cache.folder, config.cache.budget_bytes)
+    return registry.check_headers(models, config.model, store)
 
 
 def too_large(plan: Plan, config: RunConfig) -> Iterator[tuple[str, Fit]]:
@@ -236,12 +240,16 @@ def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
     """Return the remaining work, and record what is known before the first job.
 
     These are the invalid lines and the jobs whose sources cannot be read. Raises as `find_rest`
-    does, and CheckpointError for an incomplete checkpoint, before anything is written.
+    does, and CheckpointError for an incomplete checkpoint, before anything is written. That of a
+    single model is compared as it loads, which is before the first job, too.
     """
     request, config = ready.request, ready.request.config
     for model in sorted({job.model for job in ready.jobs}):
         registry.fingerprint(model, config.model.revision)
     found = find_rest(ready, folder)
+    models = {group.model for group in found.plan.groups}
+    if len(models) > 1:
+        _check_headers(models, config)
     rest = found.resumption
     # A run without resume does not use anything that an earlier run left.
     begun = rest.done if request.policy.resume else [job.custom_id for job in rest.to_run]

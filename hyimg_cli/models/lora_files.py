@@ -67,6 +67,12 @@ def in_cache(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def is_awaited(name: str) -> bool:
+    """Return True for a file of the hub that is not on this machine yet."""
+    is_here = not name or Path(name).expanduser().is_file()
+    return not is_here and is_hub_file(name) and in_cache(name) is None
+
+
 def in_key(loras: tuple[Lora, ...]) -> str:
     """Return everything about LoRAs that decides pixels, for a key.
 

@@ -17,7 +17,7 @@ from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.mistyped import nearest_path
-from hyimg_cli.models import licences, nearby, releases, whole
+from hyimg_cli.models import licences, lora_files, nearby, releases, whole
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import JobKind, ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -25,6 +25,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.units import names_text
 
 if TYPE_CHECKING:
     from hyimg_cli.models.common.model import DecoderModel
@@ -177,7 +178,9 @@ def _fingerprint(_from: str, model: str, revision: str | None, components: str |
     return family.fingerprint(folder, *others)
 
 
-def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[int, int]]:
+def check_weights(
+    model: str, revision: str | None = None, components: str | None = None
+) -> dict[str, tuple[int, int]]:
     """Return the number of weights of each component and their bytes, from the files' headers.
 
     Nothing is loaded, but torch is imported. Raises CheckpointError for a file that is missing,
@@ -186,14 +189,15 @@ def check_weights(model: str, revision: str | None = None) -> dict[str, tuple[in
     """
     folder = resolve_model(model, revision, with_weights=False)
     family = _family(folder)
+    folders = (folder, *_components_for(family, components))
     stored = {
         part: (
             sum(math.prod(tensor.shape) for tensor in found.values()),
             checkpoint.weight_bytes(found),
         )
-        for part, found in family.tensors(folder).items()
+        for part, found in family.tensors(*folders).items()
     }
-    family.refuse_wrong(folder)
+    family.refuse_wrong(*folders)
     return stored
 
 
@@ -258,15 +262,24 @@ def check(job: Job, revision: str | None = None, components: str | None = None) 
 def advice(
     jobs: Iterable[Job], revision: str | None = None, components: str | None = None
 ) -> Iterator[str]:
-    """Yield sentences of the checkpoints that the author of the jobs should read, each once."""
-    told = set[str]()
+    """Yield sentences of the checkpoints that the author of the jobs should read, each once.
+
+    The last one names LoRAs of the hub that are not in the local cache.
+    """
+    told, loras = set[str](), dict[str, None]()
     for job in jobs:
+        loras |= dict.fromkeys(one.file for one in job.lora)
         if isinstance(job, VideoJob):
             said = _films(job.model, revision, components).advice(job)
         else:
             said = sequences(job.model, revision).advice(job)
         yield from (one for one in said if one not in told)
         told.update(said)
+    if awaited := [name for name in loras if lora_files.is_awaited(name)]:
+        what = "the run fetches them, and compares each with its model when a job uses it"
+        if os.environ.get("HF_HUB_OFFLINE"):
+            what = "HF_HUB_OFFLINE is set, so jobs with them will fail"
+        yield f"LoRAs that are not in the hub's cache: {names_text(awaited)}; {what}"
 
 
 @gc_paused()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from hyimg_cli.models import registry
 
@@ -80,3 +81,19 @@ def test_check_and_generate_name_what_is_wrong(
         assert ran.code == 3
         assert said in " ".join(ran.err.split())
         assert "error[checkpoint." in ran.err
+
+
+def test_the_model_of_a_later_job_is_compared_before_the_first_job(
+    run_cli: Run, write_manifest: Callable[..., Path], folder: Path
+) -> None:
+    weights = load_file(folder / WEIGHTS)
+    del weights[min(weights)]
+    (folder / WEIGHTS).unlink()
+    save_file(weights, folder / WEIGHTS)
+    manifest = write_manifest(JOB, JOB | {"custom_id": "b", "model": str(folder)})
+    said = run_cli("check", manifest).err
+    ran = run_cli("generate", manifest, "-o", "out", "--device", "cpu", "--dtype", "float32")
+    assert (ran.code, "checkpoint.mismatch" in ran.err) == (3, True), ran.err
+    fault = ran.err[ran.err.index("error[") :]
+    assert fault.splitlines()[0] in said
+    assert Path("out", "results.jsonl").read_bytes() == b""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from machines import with_gpus, with_main_memory
 from released import released_folder
+from tiny_checkpoints import lingbot_world
 from tiny_video import write_wan
 
 from hyimg_cli.doctor import environment, folders, models, tools, trial
@@ -412,6 +413,21 @@ def test_a_package_that_mends_prompts_is_missed_where_it_is_used(
     assert models.video_checkpoint(subject()).status == "ok", "HunyuanVideo mends none"
     monkeypatch.setattr(models, "find_spec", lambda name: object())
     assert models.video_checkpoint(wan).status == "ok"
+
+
+def test_the_other_parts_of_a_video_model_are_read_where_they_are(
+    subject: MakeSubject, tmp_path: Path
+) -> None:
+    lingbot_world.write(tmp_path)
+    alone, whole = (
+        subject(video=tmp_path, components=one) for one in (None, str(tmp_path / "components"))
+    )
+    assert "text_encoder" not in models.video_checkpoint(alone).found
+    assert "text_encoder" in models.video_checkpoint(whole).found
+    (vae,) = tmp_path.glob("components/vae/*.safetensors")
+    vae.unlink()
+    found = models.video_checkpoint(whole)
+    assert (found.status, f"neither {vae.name} nor" in found.found) == ("failed", True)
 
 
 def test_turns_are_of_videos_on_a_gpu(subject: MakeSubject) -> None:

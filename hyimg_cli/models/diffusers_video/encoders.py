@@ -25,6 +25,7 @@ from torch import Tensor
 
 from hyimg_cli.errors import installed_version
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_GLYPH_TOKENS
 from hyimg_cli.models.diffusers_video.weights import (
     LoadTarget,
     load_tokenizer,
@@ -34,7 +35,6 @@ from hyimg_cli.models.diffusers_video.weights import (
 from hyimg_cli.models.latent import ConditionEncoder, PromptEmbedding
 
 TEXT, GLYPH = "text", "glyph"
-MAX_GLYPH_TOKENS = 256
 TEMPLATE_TOKENS = 108
 SKIPPED_LAYERS = 2
 
@@ -116,7 +116,7 @@ class HunyuanPrompts(CheckpointEncoder):
 
     def key(self, text: str) -> str:
         """Return the key of the exact string, unstripped."""
-        glyph = [*self.identity("text_encoder_2", "tokenizer_2"), MAX_GLYPH_TOKENS]
+        glyph = [*self.identity("text_encoder_2", "tokenizer_2"), HUNYUAN_GLYPH_TOKENS]
         return self.digest_of(
             text=text,
             files=self.identity("text_encoder", "tokenizer"),
@@ -155,11 +155,11 @@ class HunyuanPrompts(CheckpointEncoder):
                 text_encoder=self.network("text_encoder_2"),
                 prompt=text,
                 device=place.device,
-                tokenizer_max_length=MAX_GLYPH_TOKENS,
+                tokenizer_max_length=HUNYUAN_GLYPH_TOKENS,
             )
             tensors[GLYPH] = _valid(states, mask, place.dtype)
             count = len(tokenizer(quoted).input_ids)
-            notes += cut_note(count, MAX_GLYPH_TOKENS, "the quoted text")
+            notes += cut_note(count, HUNYUAN_GLYPH_TOKENS, "the quoted text")
         return PromptEmbedding(self.key(text), tensors, notes)
 
 

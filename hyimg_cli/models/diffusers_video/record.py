@@ -5,6 +5,8 @@ publish: frames, frames per second, steps.
 """
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
 
 HUNYUAN_MAX_TOKENS = 1000
+HUNYUAN_GLYPH_TOKENS = 256
 WAN_MAX_TOKENS = 512
 _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
@@ -58,6 +61,7 @@ _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 _HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # used if the configuration lacks it
 # Of the library's class, if the configuration lacks it.
 _WAN_POSITIONS = 1024
+_QUOTED = re.compile(r'"(.*?)"|“(.*?)”')
 # A multiplication and its addition.
 _MAC = 2
 # Queries with keys, and their weights with values.
@@ -89,6 +93,8 @@ class DiffusersFolder(VideoCheckpoint):
 
     def advice(self, job: VideoJob) -> tuple[str, ...]:
         found = self.layout.notes
+        if self.layout.family == HUNYUAN_VIDEO15:
+            found += quoted_notes(job.texts)
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import lora_notes  # imports torch
 
@@ -125,6 +131,21 @@ def check_texts(job: VideoJob, folder: Path, card: VideoCard) -> None:
                 hint="shorten it: the text encoder would not read the rest",
                 code="job.prompt-too-long",
             )
+
+
+def quoted_notes(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return notes on a prompt and a negative one with longer quotes than HunyuanVideo-1.5 reads.
+
+    The library joins the parts, each once. Their tokenizer makes a token of each byte, and an end.
+    """
+    notes = list[str]()
+    for name, text in zip(("prompt", "negative_prompt"), texts, strict=False):
+        parts = dict.fromkeys(first or second for first, second in _QUOTED.findall(text))
+        joined = "".join(f'Text "{part}". ' for part in parts)
+        if len(joined.encode()) + 1 > HUNYUAN_GLYPH_TOKENS:
+            read = f"the {HUNYUAN_GLYPH_TOKENS} tokens that the text_encoder_2 reads"
+            notes.append(f"quoted text of a {name} is longer than {read}: the rest is ignored")
+    return tuple(notes)
 
 
 def check_positions(job: VideoJob, card: VideoCard, network: Config) -> None:

@@ -260,6 +260,25 @@ def test_check_plan_and_the_result_line_name_what_is_not_applied(
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 
+def test_loras_that_the_run_will_fetch_are_named_in_one_note(
+    run_cli: Any, write_manifest: Any, checkpoint: Checkpoint, sources: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    loras = ("own/style/a.safetensors", "own/style/b.safetensors", "own/style/a.safetensors")
+    jobs = [
+        line(f"{number}", "red", "s0.png", size="64x64", num_inference_steps=1, lora=lora)
+        for number, lora in enumerate(loras)
+    ]
+    write_manifest(*jobs)
+    for offline, then in (("", "the run fetches them"), ("1", "jobs with them will fail")):
+        monkeypatch.setenv("HF_HUB_OFFLINE", offline)
+        ran = run_cli("check", "jobs.jsonl", "--model", str(checkpoint("kontext")))
+        assert ran.code == 0, ran.err
+        (said,) = [one for one in ran.err.splitlines() if "hub's cache" in one]
+        assert f"{loras[0]}, {loras[1]};" in said
+        assert then in ran.err
+
+
 def test_a_weight_that_is_written_in_another_way_is_explained(
     run_cli: Any, write_manifest: Any
 ) -> None:

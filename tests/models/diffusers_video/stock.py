@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hyimg_cli.models.diffusers_video.encoders import GLYPH, MAX_GLYPH_TOKENS, TEXT
+from hyimg_cli.models.diffusers_video.encoders import GLYPH, TEXT
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import Forward, HunyuanVideo15
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.record import HUNYUAN_MAX_TOKENS
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_GLYPH_TOKENS, HUNYUAN_MAX_TOKENS
 from hyimg_cli.models.latent import PromptEmbedding
 
 IMAGE_TOKENS = 729
@@ -35,7 +35,7 @@ def stock_forward(
         embedding, TEXT, HUNYUAN_MAX_TOKENS, config.text_embed_dim, noise_1CFYX
     )
     glyph_1NM, glyph_mask = _padded(
-        embedding, GLYPH, MAX_GLYPH_TOKENS, config.text_embed_2_dim, noise_1CFYX
+        embedding, GLYPH, HUNYUAN_GLYPH_TOKENS, config.text_embed_2_dim, noise_1CFYX
     )
     image_1NM = noise_1CFYX.new_zeros(1, IMAGE_TOKENS, config.image_embed_dim)
     if tokens_1NM is not None:

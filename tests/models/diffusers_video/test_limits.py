@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
+from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
 from tiny_checkpoints import lingbot_world
-from tiny_video import write_wan
+from tiny_video import TINY_VIDEO, write_wan
+
+from hyimg_cli.models.diffusers_video.layout import read_layout
+from hyimg_cli.models.diffusers_video.record import HUNYUAN_GLYPH_TOKENS, quoted_notes
+from hyimg_cli.models.diffusers_video.weights import load_tokenizer
 
 LINE = {"task": "t2v", "prompt": "a dog", "num_inference_steps": 1}
 
@@ -51,3 +56,26 @@ def test_lingbot_has_the_same_limit(run_cli: Any, write_manifest: Any, tmp_path:
         manifest = write_manifest(line | {"size": size})
         ran = run_cli("check", manifest, "--video-model", folder)
         assert ("has more than the 6 rows" in ran.err) == (code == 2), ran.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no quotes", "a sign “OPEN”", '"a" and “b” and "a"', '"" empty', '"a”b"', 'one" mark',
+        f'"{"x" * 247}"', f'"{"x" * 248}"', f"“{'é' * 123}”", f"“{'é' * 124}”",
+        f'"{"x" * 120}" "{"y" * 119}"', f'"{"x" * 118}" "{"y" * 119}"', f'"a\n{"x" * 300}"',
+    ],
+)  # fmt: skip
+def test_a_note_where_the_library_would_cut_quoted_text(text: str) -> None:
+    tokenizer = load_tokenizer(read_layout(TINY_VIDEO).components["tokenizer_2"], None)
+    count = len(tokenizer(extract_glyph_texts(text) or "").input_ids)
+    assert len(quoted_notes((text,))) == (count > HUNYUAN_GLYPH_TOKENS)
+
+
+def test_quoted_text_that_is_too_long_is_noted_before_the_run(
+    run_cli: Any, write_manifest: Any
+) -> None:
+    manifest = write_manifest(LINE | {"prompt": f'a sign "{"x" * 300}"'})
+    for command in ("check", "plan"):
+        ran = run_cli(command, manifest)
+        assert (ran.code, "quoted text of a prompt is longer than the 256" in ran.err) == (0, True)
