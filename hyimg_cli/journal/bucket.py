@@ -237,18 +237,18 @@ class BucketFolder(RunFolder):
             with suppress(FileNotFoundError):
                 store.rm(self.pieces, recursive=True)
 
-    def note(self, name: str, data: bytes) -> None:
+    def write_note(self, name: str, data: bytes) -> None:
         with self._open_store() as store:
-            store.pipe_file(name, data)
+            store.pipe_file(f"{self.pieces}/{name}", data)
 
-    def noted(self, name: str) -> bytes:
+    def read_note(self, name: str) -> bytes:
         with self._open_store() as store, suppress(FileNotFoundError):
-            return bytes(store.cat_file(name))
+            return bytes(store.cat_file(f"{self.pieces}/{name}"))
         return b""
 
     def begin_pieces(self, data: bytes) -> None:
         self._has_pieces = True
-        self.note(f"{self.pieces}/{PLAN}", data)
+        self.write_note(PLAN, data)
 
     def new_lines(self, read: dict[str, int]) -> Iterator[bytes]:
         with self._open_store() as store:

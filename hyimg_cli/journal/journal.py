@@ -372,21 +372,21 @@ class RunFolder(JobFolder):
             if self.shard:
                 os.replace(written, self.folder / name)
 
-    def note(self, name: str, data: bytes) -> None:
+    def write_note(self, name: str, data: bytes) -> None:
         """Replace a small file for other processes of this run; it need not outlive a power cut."""
         with disk_errors(self.folder):
-            replace_file(self.folder / name, data, is_lasting=False)
+            replace_file(self.folder / self.pieces / name, data, is_lasting=False)
 
-    def noted(self, name: str) -> bytes:
+    def read_note(self, name: str) -> bytes:
         """Return the bytes of such a file; empty if it does not exist."""
         with disk_errors(self.folder):
-            return bytes_if_any(self.folder / name)
+            return bytes_if_any(self.folder / self.pieces / name)
 
     def begin_pieces(self, data: bytes) -> None:
         """Let pieces be written; `data`: what other processes must know about them."""
         with disk_errors(self.folder):
             make_folders(self.folder / self.pieces)
-        self.note(f"{self.pieces}/{PLAN}", data)
+        self.write_note(PLAN, data)
 
     def new_lines(self, read: dict[str, int]) -> Iterator[bytes]:
         """Yield the lines that were added to pieces; `read`: how much of each was read before."""

@@ -64,7 +64,7 @@ class BegunJobs:
 
     def _write(self) -> None:
         data = {"by": self._process, "jobs": self._jobs, "deaths": self.deaths}
-        self._folder.note(_name(self._folder, self._folder.piece or 0), json.dumps(data).encode())
+        self._folder.write_note(_begun_name(self._folder.piece or 0), json.dumps(data).encode())
 
 
 def begun_jobs(folder: RunFolder, pieces: int) -> dict[str, list[str]]:
@@ -77,25 +77,25 @@ def begun_jobs(folder: RunFolder, pieces: int) -> dict[str, list[str]]:
 
 def note_death(folder: RunFolder, process: str, how: str) -> None:
     """Tell others how a process died, for jobs that it had begun."""
-    folder.note(f"{folder.pieces}/died-{process}", how.encode())
+    folder.write_note(f"died-{process}", how.encode())
 
 
 def _wait_for_death_note(folder: RunFolder, process: str) -> str:
     until = time.monotonic() + _DEATH_NOTE_S
-    while not (how := folder.noted(f"{folder.pieces}/died-{process}")):
+    while not (how := folder.read_note(f"died-{process}")):
         if time.monotonic() > until:
             break
         time.sleep(0.05)
     return how.decode()
 
 
-def _name(folder: RunFolder, piece: int) -> str:
-    return f"{folder.pieces}/{piece:04}.begun"
+def _begun_name(piece: int) -> str:
+    return f"{piece:04}.begun"
 
 
 def _read(folder: RunFolder, piece: int) -> dict[str, Any]:
     with suppress(ValueError, HyimgError):
-        return dict(json_of(folder.noted(_name(folder, piece))))
+        return dict(json_of(folder.read_note(_begun_name(piece))))
     return {}
 
 

@@ -148,7 +148,7 @@ def test_shards_share_an_address_and_each_has_its_own_parts(
 def test_pieces_of_a_run_are_taken_once_followed_and_gathered(endpoint: Endpoint) -> None:
     with run_folder(PLACE) as folder:
         folder.begin_pieces(b"{}")
-        assert folder.noted("pieces/plan.json") == b"{}"
+        assert folder.read_note("plan.json") == b"{}"
         read: dict[str, int] = {}
         with run_folder(PLACE, piece=0, local=folder.folder) as first:
             with pytest.raises(OutputFolderError, match="another run"), run_folder(PLACE, piece=0):
@@ -159,7 +159,7 @@ def test_pieces_of_a_run_are_taken_once_followed_and_gathered(endpoint: Endpoint
             assert len([*folder.new_lines(read)]) == 2
             assert [*folder.new_lines(read)] == []
             folder.gather()  # not while one is written
-            assert folder.noted("pieces/plan.json")
+            assert folder.read_note("plan.json")
             assert sorted(run_folder(PLACE).results()) == ["a", "b"]
         with run_folder(PLACE, piece=0) as again:
             assert dict(again.attempts) == {"a": 1}

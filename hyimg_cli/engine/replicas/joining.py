@@ -49,10 +49,10 @@ class SharedWork:
 
     def to_json(self, folder: RunFolder, config: RunConfig) -> bytes:
         """Return what another command needs to join, and to know that it is the same one."""
-        groups = [(piece.groups[0].model, piece.groups[0].size_class) for piece in self.pieces]
-        firsts = dict(
-            zip(reversed(groups), (p.jobs[0] for p in reversed(self.pieces)), strict=True)
-        )
+        firsts: dict[tuple[str, str], Job] = {}
+        for piece in self.pieces:
+            group = piece.groups[0]
+            firsts.setdefault((group.model, group.size_class), piece.jobs[0])
         resolved = folder.folder / RESOLVED
         about = {
             "resolved": digest.of_file(resolved) if resolved.is_file() else "",
@@ -91,16 +91,17 @@ def find_work(
         )
     pieces = []
     for names in found["pieces"]:
-        (group,) = (plan := make_plan([by_id[name] for name in names], card_of)).groups
-        assert group, "a piece has jobs of one group"
-        pieces.append(with_jobs(plan, [by_id[name] for name in names]))
+        jobs = [by_id[name] for name in names]
+        plan = make_plan(jobs, card_of)
+        assert len(plan.groups) == 1, "a piece has jobs of one group"
+        pieces.append(with_jobs(plan, jobs))  # in the order of the command that cut it
     return SharedWork(tuple(pieces), found["attempts"], found["former"])
 
 
 def _wait_for_plan(folder: RunFolder, still_in_use: Callable[[], bool]) -> dict[str, Any]:
     missing_at = time.monotonic()
     while still_in_use():
-        data = folder.noted(f"{folder.pieces}/{PLAN}")
+        data = folder.read_note(PLAN)
         if data and data != PREPARING:
             return dict(json_of(data))
         if data:

@@ -94,7 +94,7 @@ def replica_facts(config: RunConfig, plan: Plan) -> dict[str, object]:
 
 def folder_fact(folder: RunFolder, place: Path) -> dict[str, object]:
     """Return whether the run's folder can be seen from here, in the form of `replica_facts`."""
-    is_there = folder.noted(f"{folder.pieces}/{PLAN}")
+    is_there = folder.read_note(PLAN)
     return {f"output folder {place}": "visible" if is_there else "not visible"}
 
 
