@@ -1,7 +1,6 @@
 """Messages before a model is loaded: missing sources, results made with other settings."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,20 +21,6 @@ def edits(*names: str, **more: Any) -> list[dict[str, Any]]:
 
 
 # --- sources ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["generate", "plan", "check"])
-def test_missing_sources_are_counted_and_the_first_named(
-    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any, command: str
-) -> None:
-    write_picture("a.png")
-    gone = [f"gone-{number}.png" for number in range(12)]
-    ran = run_cli(command, write_manifest(*edits("a.png", *gone)), "--progress", "plain")
-    assert "12 of 13 sources are missing\n" in ran.err
-    assert "gone-9.png" in ran.err
-    assert "2 more" in ran.err
-    assert fake_session.ran == (["a"] if command == "generate" else [])
-    assert ran.code == (0 if command == "plan" else 1)
 
 
 def test_their_jobs_fail_by_a_line_each_and_once(
@@ -62,21 +47,6 @@ def test_their_jobs_fail_by_a_line_each_and_once(
     ran = run_cli("generate", manifest, "-o", "out")
     assert (ran.code, fake_session.ran) == (1, ["a"])
     assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 5
-
-
-def test_a_retry_of_nothing_that_can_be_tried_loads_nothing(
-    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any
-) -> None:
-    write_picture("a.png")
-    manifest = write_manifest(*edits("a.png", "gone.png"))
-    run_cli("generate", manifest, "-o", "out")
-    ran = run_cli("generate", manifest, "-o", "out", "--retry-failed")
-    assert (ran.code, fake_session.ran) == (1, ["a"])
-    assert RunFolder(Path("out")).results()["gone"]["attempt"] == 2
-    write_picture("gone.png")
-    assert run_cli("generate", manifest, "-o", "out", "--retry-failed").code == 0
-    assert fake_session.ran == ["a", "gone"]
-    assert RunFolder(Path("out")).results()["gone"]["status"] == "done"
 
 
 def put_damaged(folder: Path) -> tuple[str, ...]:
@@ -155,77 +125,15 @@ def test_long_reading_of_sources_is_told(
 
 
 @pytest.mark.parametrize("command", ["generate", "plan"])
-def test_with_no_source_there_is_nothing_to_run(
-    run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path, command: str
+def test_a_source_whose_pixels_cannot_be_kept_is_refused_with_what_to_do(
+    run_cli: Run, fake_session: Any, tmp_path: Path, command: str
 ) -> None:
-    ran = run_cli(command, write_manifest(*edits("gone.png", "lost.png")))
-    assert (ran.code, fake_session.ran) == (2, [])
-    assert "error[source.none]: no job has all its source images: 2 of 2 sources are missing" in (
-        ran.err
-    )
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("command", ["generate", "plan"])
-def test_where_no_job_can_keep_its_source_the_cause_and_what_to_do_are_told(
-    run_cli: Run, write_picture: Write, fake_session: Any, tmp_path: Path, command: str
-) -> None:
-    write_picture("a.png")
     Image.new("CMYK", (32, 32)).save(tmp_path / "b.jpg")
-    kept = ("--prompt", "x", "--keep-outside")
-    for flags, cause, hint in (
-        (
-            ("a.png", "--region", "0,0,9999,9"),
-            "extends beyond the source",
-            "give LEFT,TOP,RIGHT,BOTTOM",
-        ),
-        (("b.jpg",), "b.jpg: the source has CMYK pixels", "convert it to 8-bit RGB"),
-        (
-            ("a.png", "--region", "c.png"),
-            "c.png: the region's mask is not found",
-            "give the path of a mask",
-        ),
-    ):
-        ran = run_cli(command, *flags, *kept)
-        assert (ran.code, fake_session.ran) == (2, [])
-        assert "no job has all its source" not in ran.err
-        # A region beyond its source is a fault of its line, which the manifest is refused by.
-        of_line = "manifest.region" in ran.err
-        assert of_line is (flags[-1] == "0,0,9999,9")
-        refused = "no job can run: 1 job cannot keep the source outside the edit"
-        assert (refused in ran.err) is not of_line
-        assert cause in ran.err
-        assert hint in ran.err
-
-
-@pytest.mark.parametrize("kind", ["empty", "pipe", "folder", "link"])
-def test_with_no_source_that_is_a_picture_neither(
-    run_cli: Run, fake_session: Any, tmp_path: Path, kind: str
-) -> None:
-    path = tmp_path / "a.jpg"
-    make = {"empty": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}
-    make.get(kind, lambda: path.symlink_to("nowhere"))()
-    ran = run_cli("generate", "a.jpg", "--prompt", "x")
+    ran = run_cli(command, "b.jpg", "--prompt", "x", "--keep-outside")
     assert (ran.code, fake_session.ran) == (2, [])
-    assert "Traceback" not in ran.err
-
-
-def test_other_jobs_run_where_every_source_is_missing(
-    run_cli: Run, write_manifest: Write, fake_session: Any
-) -> None:
-    ran = run_cli("generate", write_manifest(*edits("gone.png"), {"custom_id": "t", "prompt": "x"}))
-    assert (ran.code, fake_session.ran) == (1, ["t"])
-
-
-def test_a_run_that_ends_at_a_failure_ends_at_a_missing_source(
-    run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any
-) -> None:
-    write_picture("a.png")
-    manifest = write_manifest(*edits("a.png", "gone.png", "lost.png"))
-    ran = run_cli("generate", manifest, "-o", "out", "--fail-fast")
-    assert (ran.code, fake_session.ran) == (1, [])
-    assert list(RunFolder(Path("out")).results()) == ["gone"]
-    assert "to resume:" in ran.err
+    assert "no job can run: 1 job cannot keep the source outside the edit" in ran.err
+    assert "b.jpg: the source has CMYK pixels" in ran.err
+    assert "convert it to 8-bit RGB" in ran.err
 
 
 def test_the_plan_leaves_them_out(
@@ -236,73 +144,16 @@ def test_the_plan_leaves_them_out(
     assert (plan["total"]["jobs"], plan["untried"]) == (1, ["gone"])
 
 
-@pytest.mark.parametrize("command", ["check", "plan"])
-def test_a_size_that_is_its_sources_turned_gets_a_hint(
-    run_cli: Run, write_manifest: Write, write_picture: Write, command: str
-) -> None:
-    write_picture("wide.png", size=(96, 48))
-    write_picture("square.png", size=(48, 48))
-
-    def told(name: str, size: str) -> bool:
-        (line,) = edits(name, size=size)
-        return "height first" in run_cli(command, write_manifest(line)).err
-
-    assert told("wide.png", "64x128")
-    assert not told("wide.png", "128x64")
-    assert not told("wide.png", "64x96")
-    assert not told("wide.png", "1:2")
-    assert not told("square.png", "64x128")
-
-
-@pytest.mark.parametrize("command", ["check", "plan", "generate"])
-def test_reuse_that_is_required_and_switched_off_is_refused(
-    run_cli: Run, write_manifest: Write, command: str
-) -> None:
-    manifest = write_manifest({"prompt": "x"})
-    ran = run_cli(command, manifest, "--no-kv-reuse", "--require-kv-reuse")
-    assert (ran.code, "error[usage.kv-reuse]" in ran.err) == (2, True)
-    assert "--require-kv-reuse and --no-kv-reuse cannot be used together" in ran.err
-
-
 # --- results made otherwise ------------------------------------------------------------------
 
 
-def test_a_used_folder_tells_in_what_how_many_jobs_differ(
-    run_cli: Run, write_manifest: Write, fake_session: Any
-) -> None:
-    def jobs(prompt: str, **more: Any) -> Path:
-        lines = [{"custom_id": str(n), "prompt": "x", "seed": 1} for n in range(40)]
-        return write_manifest(
-            *(line | {"prompt": prompt} | more for line in lines[:20]), *lines[20:]
-        )
-
-    assert run_cli("generate", jobs("x"), "-o", "out").code == 0
-    fake_session.ran.clear()
-    for command in ("generate", "plan", "check"):
-        ran = run_cli(command, jobs("y"), "-o", "out")
-        assert ran.code == 2
-        assert "error[output.other-job]: 20 of 40 jobs differ (prompt: 20)" in ran.err
-        assert "--force overwrites 20 and keeps 20;" in ran.err
-    ran = run_cli("check", jobs("y", guidance_scale=2), "-o", "out")
-    assert "(guidance_scale: 20, prompt: 20)" in ran.err
-    assert run_cli("check", jobs("y"), "-o", "out", "--force").code == 0
-    assert run_cli("check", jobs("y")).code == 0
-    assert run_cli("generate", jobs("y"), "-o", "out", "--force").code == 0
-    assert fake_session.ran == [str(number) for number in range(20)]
-
-
-def test_settings_models_and_sources_are_named_too(
+def test_what_differs_is_named_where_the_folders_own_files_say_less(
     run_cli: Run, write_manifest: Write, write_picture: Write, fake_session: Any, tmp_path: Path
 ) -> None:
     write_picture("a.png")
     manifest = write_manifest(*edits("a.png"), {"custom_id": "t", "prompt": "x"})
     assert run_cli("generate", manifest, "-o", "out", "--no-kv-reuse").code == 0
-    told = run_cli("check", manifest, "-o", "out").err
-    assert "2 of 2 jobs differ (kv_reuse: 2)" in told
     write_picture("a.png", size=(32, 32))
-    told = run_cli("check", manifest, "-o", "out", "--no-kv-reuse").err
-    assert "1 of 2 jobs differ (source image: 1)" in told
-    assert "overwrites 1 and keeps 1;" in told
     info = json.loads((tmp_path / "out" / "run.json").read_text())
     info["models"] = {"tiny-image": "0"}
     (tmp_path / "out" / "run.json").write_text(json.dumps(info))

@@ -14,46 +14,6 @@ Run = Callable[..., Any]
 Write = Callable[..., Path]
 
 
-def test_a_good_manifest_exits_0(run_cli: Run, write_manifest: Write, write_picture: Write) -> None:
-    write_picture("in.png")
-    manifest = write_manifest({"prompt": "a"}, {"prompt": "b", "images": ["in.png"]})
-    ran = run_cli("check", manifest)
-    assert (ran.code, ran.out) == (0, "")
-    assert run_cli("check", manifest, "-q").err == ""
-
-
-def test_every_fault_of_lines_and_files_is_named(run_cli: Run, write_manifest: Write) -> None:
-    manifest = write_manifest(
-        {"prompt": ""},
-        {"prompt": "x", "promt": "y"},
-        {"prompt": "x", "images": ["missing.png"]},
-        "not json",
-    )
-    ran = run_cli("check", manifest, "--json")
-    assert ran.code == 2
-    *faults, last = ran.json_lines
-    places = [fault["fault"]["where"] for fault in faults]
-    for line in range(1, 5):
-        assert any(place.startswith(f"jobs.jsonl:{line}") for place in places)
-    assert last["summary"] == {"jobs": 1, "faults": 4}
-    assert all(fault["fault"]["message"] and fault["fault"]["code"] for fault in faults)
-
-
-def test_faults_of_files_alone_exit_1(run_cli: Run, write_manifest: Write, tmp_path: Path) -> None:
-    (tmp_path / "empty.png").write_bytes(b"")
-    (tmp_path / "text.png").write_text("not a picture")
-    lines = [{"prompt": "x", "images": [name]} for name in ("gone.png", "empty.png", "text.png")]
-    ran = run_cli("check", write_manifest(*lines, {"prompt": "one that can run"}), "--json")
-    codes = [line["fault"]["code"] for line in ran.json_lines[:-1]]
-    assert (ran.code, codes) == (1, ["source.missing", "source.empty", "source.not-an-image"])
-
-
-def test_a_missing_model_exits_3(run_cli: Run, write_manifest: Write, tmp_path: Path) -> None:
-    ran = run_cli("check", write_manifest({"prompt": "x"}), "--model", tmp_path / "nowhere")
-    assert ran.code == 3
-    assert "error[checkpoint." in ran.err
-
-
 def test_ten_thousand_lines_are_checked_in_two_seconds(run_cli: Run, write_manifest: Write) -> None:
     manifest = write_manifest(*({"prompt": "a red circle", "seed": n} for n in range(10_000)))
     run_cli("check", write_manifest({"prompt": "warm"}, name="warm.jsonl"))
@@ -135,46 +95,6 @@ def test_each_reads_a_command_line_of_generate(
     assert (ran.code, counts["jobs"]) == (0, 1)
     assert counts.get("denoise_steps", 3) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
-
-
-def test_check_reads_the_files_of_what_is_selected(run_cli: Run, write_manifest: Write) -> None:
-    lines = [{"custom_id": name, "prompt": "x", "images": [f"{name}.png"]} for name in "ab"]
-    can_run = {"custom_id": "b2", "prompt": "x"}
-    ran = run_cli("check", write_manifest(*lines, can_run), "--select", "b*", "--json")
-    (fault, last) = ran.json_lines
-    assert (ran.code, last["summary"]) == (1, {"jobs": 2, "faults": 1})
-    assert "b.png" in fault["fault"]["where"]
-
-
-def test_check_names_the_faults_before_a_pattern_without_jobs(
-    run_cli: Run, write_manifest: Write
-) -> None:
-    manifest = write_manifest({"custom_id": "a", "prompt": "x"}, {"custom_id": "b", "prompt": ""})
-    ran = run_cli("check", manifest, "--select", "b")
-    assert ran.code == 2
-    assert "jobs.jsonl:2" in ran.err
-    assert "--select 'b' matches none" in ran.err
-
-
-def test_one_fault_of_many_lines_is_told_once(run_cli: Run, write_manifest: Write) -> None:
-    same = {"prompt": "x", "bot_task": "none", "max_new_tokens": 5}
-    manifest = write_manifest(*[same] * 30, {"prompt": ""})
-    ran = run_cli("check", manifest)
-    assert ran.code == 2
-    assert ran.err.count("error[manifest.unconsumed]") == 1
-    assert ran.err.count("  --> jobs.jsonl:") == 10 + 1
-    assert "  --> jobs.jsonl:10: max_new_tokens\n  --> and 20 more; hyimg check --json" in ran.err
-    assert ran.err.endswith("\n0 jobs, 31 faults\n")
-    assert len(run_cli("check", manifest, "--json").json_lines) == 31 + 1
-    refused = run_cli("generate", manifest)
-    assert refused.code == 2
-    assert refused.err.count("error[manifest.unconsumed]") == 1
-    assert "error[manifest]: 31 faults in the manifest\n  --> jobs.jsonl\n" in refused.err
-
-
-def test_faults_that_differ_are_each_told(run_cli: Run, write_manifest: Write) -> None:
-    ran = run_cli("check", write_manifest({"prompt": "x", "promt": 1}, {"prompt": "x", "seeed": 1}))
-    assert ran.err.count("error[") == 2
 
 
 def test_a_plan_takes_no_text_to_be_longer_than_it_may_be(

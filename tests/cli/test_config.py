@@ -50,16 +50,6 @@ def test_it_stands_below_the_recipe_and_above_the_default(
     assert flags_of(tmp_path / "other")["num_inference_steps"]["origin"] == "model"
 
 
-@pytest.mark.parametrize("command", ["check", "plan", "generate"])
-def test_each_command_of_a_run_reads_it(
-    run_cli: Run, write_manifest: Write, config: Any, fake_session: Any, command: str
-) -> None:
-    config("[sampling]\nsteps = 3\n")
-    manifest = write_manifest({"prompt": "x"})
-    assert "recipe.unknown" in run_cli(command, manifest).err
-    assert run_cli(command, manifest, "--no-config").code == 0
-
-
 @pytest.mark.parametrize("command", ["bench", "eval", "replay", "doctor", "cache"])
 def test_no_other_command_does(
     config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
@@ -70,44 +60,3 @@ def test_no_other_command_does(
     names = {parameter.name for parameter in loaded.params}
     assert "no_config" not in names
     settings_of(dict.fromkeys(names))
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ('[model]\ndtype = "float32"\n\nmodel = "elsewhere"\n', "hyimg.toml: model.model"),
-        ('[ "model" ]\nvideo_model = "x"\n', "hyimg.toml: model.video_model"),
-        ('model.revision = "x"\n', "hyimg.toml: model.revision"),
-        ('[sampling]\nseed = 1\n[cache]\ncache_dir = "/x"', "hyimg.toml: cache.cache_dir"),
-        ('output = { output_dir = "x" }', "hyimg.toml: output.output_dir"),
-    ],
-)
-def test_it_may_not_choose_what_is_loaded_or_where_is_written(
-    run_cli: Run, write_manifest: Write, config: Any, fake_session: Any, text: str, place: str
-) -> None:
-    config(text)
-    manifest = write_manifest({"prompt": "x"})
-    ran = run_cli("generate", manifest)
-    assert (ran.code, "error[recipe.not-by-itself]" in ran.err) == (2, True)
-    assert f"--> {place}\n" in ran.err
-    assert "--recipe hyimg.toml" in ran.err
-    ran = run_cli("generate", manifest, "--recipe", "./hyimg.toml")
-    assert "not-by-itself" not in ran.err
-
-
-@pytest.mark.parametrize("text", ["[model", "[sampling]\nseed = -1", "[nothing]\n"])
-def test_its_faults_are_told(run_cli: Run, write_manifest: Write, config: Any, text: str) -> None:
-    config(text)
-    ran = run_cli("check", write_manifest({"prompt": "x"}))
-    assert (ran.code, "--> hyimg.toml" in ran.err) == (2, True)
-
-
-def test_something_else_of_that_name(run_cli: Run, write_manifest: Write, tmp_path: Path) -> None:
-    (tmp_path / "hyimg.toml").mkdir()
-    ran = run_cli("check", write_manifest({"prompt": "x"}))
-    assert (ran.code, "recipe.unreadable" in ran.err) == (2, True)
-
-
-def test_a_quiet_run_is_quiet(run_cli: Run, write_manifest: Write, config: Any) -> None:
-    config("[sampling]\nseed = 1\n")
-    assert run_cli("check", write_manifest({"prompt": "x"}), "-q").err == ""

@@ -1,6 +1,5 @@
 """Pictures and prompts in place of a manifest: jobs, their names, and refusals."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 from conftest import processor_s
-from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
 
@@ -176,79 +174,6 @@ def test_a_name_like_a_flag(run_cli: Run, write_picture: Write, fake_session: An
     ran = run_cli("generate", "--prompt", "fail", "--seed", "1", "--", "-o.jpg")
     assert (ran.code, fake_session.ran) == (1, ["-o"])
     assert "--retry-failed -- -o.jpg" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ("generate photos", "manifest.no-prompt"),
-        ("generate photos/cat.jpg", "manifest.no-prompt"),
-        ("generate photos/cat.jpg photos/cat.png", "manifest.no-prompt"),
-        ("generate photos/*.jpg", "manifest.no-prompt"),
-        ("generate", "usage.no-manifest"),
-        ("generate jobs.jsonl --prompt x", "usage.prompt-and-manifest"),
-        ("generate - --prompt x", "usage.prompt-and-manifest"),
-        ("generate photos nowhere --prompt x", "manifest.missing"),
-        ("generate empty --prompt x", "manifest.no-pictures"),
-        ("generate photos --prompt nowhere.txt", "manifest.unreadable"),
-        ("generate photos --prompt photos/cat.jpg.txt", "manifest.unreadable"),
-        ("generate photos --prompt binary.txt", "manifest.unreadable"),
-        ("generate photos --prompt blank.txt", "manifest.empty"),
-        ("manifest photos", "manifest.no-prompt"),
-    ],
-)
-def test_what_is_refused(
-    run_cli: Run, photos: Path, write_manifest: Write, arguments: str, code: str
-) -> None:
-    write_manifest({"prompt": "x"})
-    Path("empty").mkdir()
-    Path("binary.txt").write_bytes(b"\xff\n")
-    Path("blank.txt").write_text(" \n")
-    ran = run_cli(*arguments.split())
-    assert (ran.code, f"error[{code}]" in ran.err) == (2, True)
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        ("photos --prompt make it blue", 'photos --prompt "make it blue"'),
-        ("--prompt make it blue photos", 'photos --prompt "make it blue"'),
-        ("photos make it blue.", 'photos --prompt "make it blue."'),
-        ("photos/cat.jpg nowhere/cat.jpg --prompt blue", ""),
-        ("photos --prompt prompts.tx", "give a .txt file with one prompt per line"),
-        ("photos --prompt jobs.jsonl", "hyimg generate jobs.jsonl"),
-        ("jobs.xlsx", 'save a spreadsheet as "CSV UTF-8"'),
-        ("jobs.parquet", "pandas.read_parquet('jobs.parquet').to_csv('jobs.csv', index=False)"),
-        ("lists/jobs.jsonl.gz", "gunzip -k lists/jobs.jsonl.gz"),
-        ("raw/a.NEF", "magick raw/a.NEF raw/a.jpg"),
-        ("raw/a.NEF --prompt x", "magick raw/a.NEF raw/a.jpg"),
-        ("raw --prompt x", "magick raw/a.NEF raw/a.jpg"),
-        ("raw.jsonl", "magick a.NEF a.jpg"),
-        ("upper.jsonl", 'did you mean "prompt"?'),
-    ],
-)
-def test_what_newcomers_give_gets_words_of_its_own(
-    run_cli: Run, photos: Path, arguments: str, hint: str
-) -> None:
-    Path("jobs.xlsx").write_bytes(b"PK\3\4\0\0")
-    Path("jobs.parquet").write_bytes(b"PAR1\0")
-    for folder in ("lists", "raw"):
-        Path(folder).mkdir()
-    Path("lists/jobs.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "x"}'))
-    # A thumbnail stands first in it, which other programs take for the picture.
-    Image.new("RGB", (16, 12)).save("raw/a.NEF", "TIFF")
-    Path("raw.jsonl").write_text('{"prompt": "x", "images": ["raw/a.NEF"]}\n')
-    Path("upper.jsonl").write_text('{"Prompt": "x"}\n')
-    ran = run_cli("check", *arguments.split())
-    told = [line for line in ran.err.splitlines() if line.startswith("  hint: ")]
-    assert ran.code == 2
-    assert hint in told[0] if hint else not told
-
-
-def test_one_word_may_be_a_prompt(run_cli: Run) -> None:
-    for text in ("blue", "blue.", "Mr.", "a.b c", "prompts.tx ", "3.5"):
-        assert run_cli("check", "--prompt", text).code == 0
 
 
 def test_a_folder_with_a_packaged_name_is_a_folder_with_a_prompt(

@@ -318,33 +318,3 @@ def test_a_job_has_the_manifest_line_of_the_folder_that_did_it(
     assert [line["prompt"] for line in read_lines(tmp_path / "all/manifest.resolved.jsonl")] == [
         "x"
     ]
-
-
-def test_contradictions_are_refused_and_nothing_is_written(
-    run_cli: Run, write_manifest: Write, tmp_path: Path
-) -> None:
-    job = {"custom_id": "a", "prompt": "x"}
-    run_cli("generate", write_manifest(job), "-o", tmp_path / "one")
-    run_cli("generate", write_manifest(job), "-o", tmp_path / "two", "--steps", "9")
-    ran = run_cli("merge", tmp_path / "one", tmp_path / "two", "-o", tmp_path / "all")
-    assert ran.code == 2
-    assert '"a" was made with another line, source image, model or setting in' in ran.err
-    assert not list((tmp_path / "all/outputs").iterdir())
-    for name in ("three", "four"):
-        named = job | {"custom_id": name, "name": "same"}
-        run_cli("generate", write_manifest(named), "-o", tmp_path / name)
-    ran = run_cli("merge", tmp_path / "three", tmp_path / "four", "-o", tmp_path / "all")
-    assert (
-        ran.code,
-        'outputs/same.png would be the file of both "four" and "three"' in ran.err,
-    ) == (
-        2,
-        True,
-    )
-
-
-def test_a_folder_without_a_run_is_refused(run_cli: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    ran = run_cli("merge", tmp_path / "empty", "-o", tmp_path / "all")
-    assert (ran.code, "this is not the output folder of a run" in ran.err) == (2, True)
-    assert not (tmp_path / "all").exists()

@@ -31,50 +31,6 @@ Run = Callable[..., Any]
 JOB = {"prompt": "a red circle", "num_inference_steps": 1, "bot_task": "none", "seed": 1}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "generate jobs.jsonl -o https://bucket/run",
-        "plan jobs.jsonl -o FILE://bucket/run",
-        "check jobs.jsonl -o ftp://bucket",
-        "generate jobs.jsonl -o memory://run",
-        "merge jobs.jsonl -o local://run",
-        "generate jobs.jsonl --cache-dir file:///tmp/cache",
-        "think jobs.jsonl -o s3://bucket/texts.jsonl",
-        "replay a.png -o s3://bucket",
-        "bench --compare kv-reuse -o hf://bucket",
-        "report . --single-file -o s3://bucket/page.html",
-    ],
-)
-def test_an_address_that_nobody_serves_makes_no_folder(
-    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path, words: str
-) -> None:
-    write_manifest(JOB)
-    ran = run_cli(*words.split())
-    assert (ran.code, "is not a path on this machine" in ran.err) == (2, True), ran.err
-    assert [path.name for path in tmp_path.iterdir()] == ["jobs.jsonl"]
-
-
-@pytest.mark.parametrize("command", ["report", "eval psnr .", "score", "pick"])
-def test_what_reads_a_folder_says_how_a_run_in_a_store_gets_there(
-    run_cli: Run, command: str
-) -> None:
-    ran = run_cli(*command.split(), "s3://bucket/run")
-    assert (ran.code, "to this machine: hyimg merge " in ran.err) == (2, True), ran.err
-
-
-def test_a_recipe_names_no_address_either(
-    run_cli: Run, write_manifest: Callable[..., Path], tmp_path: Path
-) -> None:
-    (tmp_path / "recipe.toml").write_text('[output]\noutput_dir = "http://bucket/run"\n')
-    ran = run_cli("plan", write_manifest(JOB), "--recipe", "recipe.toml")
-    assert (ran.code, "error[recipe.not-served]" in ran.err) == (2, True), ran.err
-
-
-def test_a_folder_may_be_called_like_one(run_cli: Run, write_manifest: Callable[..., Path]) -> None:
-    assert run_cli("plan", write_manifest(JOB), "-o", "./s3://bucket").code == 0
-
-
 # A line end that forges an error, an escape sequence, C1 controls, writing that runs backwards, a
 # line separator, half a surrogate pair (a name that is not UTF-8), what Rich takes for markup.
 EVIL = "a\nerror[x]: y\r\x1b]0;t\x07\x1b[2J\x9b1m\x85\u202eb\u2066\u2028\udcff[red]:cat:[red]"
@@ -253,18 +209,6 @@ def test_a_fault_of_a_models_name_hides_no_other(
     assert ran.code == 2
     assert '"one" is not a whole number' in ran.err
     assert "1 job, 2 faults" in ran.err
-
-
-def test_check_refuses_what_generate_would(
-    run_cli: Run, write_manifest: Callable[..., Path], write_picture: Callable[..., Path]
-) -> None:
-    lines = [JOB | {"images": ["gone.png"]}, JOB | {"images": ["gone-too.png"]}]
-    for command in ("check", "plan", "generate"):
-        ran = run_cli(command, write_manifest(*lines))
-        assert (ran.code, "error[source.none]" in ran.err) == (2, True), ran.err
-    write_picture("here.png")
-    ran = run_cli("check", write_manifest(*lines, JOB | {"images": ["here.png"]}))
-    assert ran.code == 1, ran.err
 
 
 DONE = {"custom_id": "jobs-0001", "status": "done", "key": "k", "attempt": 1, "denoise_steps": 1}
@@ -531,16 +475,9 @@ def record(tmp_path: Path) -> Callable[..., Path]:
     [
         ({"model": "m" * 5000}, "only the name of the model's folder is recorded"),
         ({"model": "a/" + "m" * 5000}, "is not on this machine"),
-        ({"model": "~nouser/x/y"}, "only the name of the model's folder is recorded"),
-        ({"model": 5}, "is not text"),
         ({"images": ["p" * 5000]}, "not found in"),
-        ({"images": ["../a.png"]}, "does not name a source image"),
-        ({"matrix": {"size": ["1:1", "2:1"]}}, "the record has several jobs"),
-        ({"n": 2}, "the record has several jobs"),
-        ({"custom_id": "../a"}, "cannot name a job"),
-        ({"prompt": "\ud800"}, "half of a surrogate pair"),
     ],
-    ids=range(10),
+    ids=range(3),
 )
 def test_a_record_of_anybody_is_refused_shortly(
     run_cli: Run, record: Callable[..., Path], job: dict[str, Any], what: str

@@ -3,9 +3,14 @@
     # why this is here                     a comment
     file jobs.jsonl                        writes a file: the lines below it that begin with "| "
     | {"prompt": "a cat"}
+    bytes name.txt ff0a                    writes a file of bytes that are not text
     picture in/cat.png 64x48               writes a picture (a red square on white)
+    picture in/grey.png 64x48 #646464      writes a picture of one colour
     folder kept                            makes a folder
+    link in/dog.png cat.png                makes a link
+    pipe in/pipe.png                       makes a pipe
     remove in/cat.png                      removes a file or a folder
+    absent runs                            fails where there is a file or a folder of that name
     $ hyimg check jobs.jsonl               a command; a file called "stdin" is its standard input
     > a line on standard output
     ! a line on standard error
@@ -16,6 +21,7 @@ difference. Pictures are made by the fake session, so that no model is loaded. W
 stand for what differs from run to run: [here] is the working folder.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -24,8 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
+MAKES = ("file", "bytes", "picture", "folder", "link", "pipe")
 ANSWERS = ("> ", "! ", "= ", ">", "!")
 # In this order: a path may hold a number.
 _VARYING = (
@@ -65,20 +73,31 @@ def _typed(
             continue
         yield line
         word, _, rest = line.partition(" ")
-        target = folder / rest.split(" ")[0]
-        if word == "file":
+        name, *given = rest.split(" ")
+        target = folder / name
+        if word in MAKES:
             target.parent.mkdir(parents=True, exist_ok=True)
+        if word == "file":
             content = (text[2:] for text in _following(lines[at + 1 :], "|"))
             target.write_text("".join(f"{text}\n" for text in content), encoding="utf-8")
+        elif word == "bytes":
+            target.write_bytes(bytes.fromhex(given[0]))
         elif word == "picture":
-            name, size = rest.split(" ")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            width, height = map(int, size.split("x"))
-            write_picture(name, (width, height))
+            width, height = map(int, given[0].split("x"))
+            if given[1:]:
+                Image.new("RGB", (width, height), given[1]).save(target)
+            else:
+                write_picture(name, (width, height))
         elif word == "folder":
-            target.mkdir(parents=True)
+            target.mkdir()
+        elif word == "link":
+            target.symlink_to(given[0])
+        elif word == "pipe":
+            os.mkfifo(target)
         elif word == "remove":
             shutil.rmtree(target) if target.is_dir() else target.unlink()
+        elif word == "absent":
+            assert not os.path.lexists(target), f"{name} was made"
         elif word == "$":
             yield from _answers(run_cli, shlex.split(rest)[1:], folder)
         else:
