@@ -99,7 +99,7 @@ def experts_of(stacks: Stacks) -> Experts:
         require_bitsandbytes()
     capability = torch.cuda.get_device_capability(device)
     by_expert = scaled_experts if form == "fp8" and takes_scaled(capability) else routed_experts
-    many = partial(by_expert, stacks=stacks, around=ops_of(device))
+    many = partial(by_expert, stacks=stacks, ops=ops_of(device))
     most_few = most_few_rows(capability, form)
     if not most_few:
         return many
@@ -145,12 +145,14 @@ def require_bitsandbytes() -> None:
 
 
 def plain_experts(
-    tokens: RoutedTokens, stacks: Stacks, enter: Callable[[Tensor], Tensor] = lambda rows: rows
+    tokens: RoutedTokens,
+    stacks: Stacks,
+    quantize_input: Callable[[Tensor], Tensor] = lambda rows: rows,
 ) -> Tensor:
     """Return the weighted sum of each token's chosen experts, [T, M]; one expert at a time.
 
-    `enter` is applied to the rows that enter a product. Keeps a row's bits apart from other rows.
-    Reads the chosen experts' numbers on the host.
+    `quantize_input` is applied to the rows that enter a product. Keeps a row's bits apart from
+    other rows. Reads the chosen experts' numbers on the host.
     """
     x_TM, index_TK = tokens.x_TM, tokens.index_TK
     chosen, flat_R = index_TK.shape[1], index_TK.flatten()
@@ -160,18 +162,18 @@ def plain_experts(
         row = (flat_R == expert).nonzero()[:, 0]
         x_RM = pad_rows(x_TM[row // chosen], multiple)
         gate_and_up_OM, down_MI = (one(stack, expert, x_TM.dtype) for stack in stacks)
-        up, gate = F.linear(enter(x_RM), gate_and_up_OM).chunk(2, dim=-1)
-        result_RM[row] = F.linear(enter(up * F.silu(gate)), down_MI)[: len(row)]
+        up, gate = F.linear(quantize_input(x_RM), gate_and_up_OM).chunk(2, dim=-1)
+        result_RM[row] = F.linear(quantize_input(up * F.silu(gate)), down_MI)[: len(row)]
     weighted_TKM = result_RM.view(*index_TK.shape, -1) * tokens.weight_TK[..., None]
     return add_onto(tokens.onto_TM, weighted_TKM.sum(dim=1))
 
 
 # The plain twin of an FP8 product: the rows that enter one are rounded to e4m3 too.
-plain_scaled_experts = partial(plain_experts, enter=round_to_fp8)
+plain_scaled_experts = partial(plain_experts, quantize_input=round_to_fp8)
 
 
 def routed_experts(
-    tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN, group_rows: int = 1
+    tokens: RoutedTokens, stacks: Stacks, ops: PlainOps = PLAIN, group_rows: int = 1
 ) -> Tensor:
     """Return the weighted sum [T, M] of each token's chosen experts: `down(up * silu(gate))`.
 
@@ -179,28 +181,30 @@ def routed_experts(
     `torch.nn.functional.grouped_mm` supports on the device.
     """
     (gate_and_up, down), x_TM = stacks, tokens.x_TM
-    to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], group_rows)
+    to = ops.align_block_size(tokens.index_TK, gate_and_up.shape[0], group_rows)
     # A product's inputs are freed before the next one: the rows of all choices are large.
-    hidden_RI = around.swiglu(
-        F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E)
+    hidden_RI = ops.swiglu(
+        *F.grouped_mm(x_TM[to.token_R], dense(gate_and_up, x_TM.dtype).mT, offs=to.ends_E).chunk(
+            2, dim=-1
+        )
     )
     result_RM = F.grouped_mm(hidden_RI, dense(down, x_TM.dtype).mT, offs=to.ends_E)
-    return around.gather_sum(result_RM, to.row_TK, tokens.weight_TK, tokens.onto_TM)
+    return ops.gather_sum(result_RM, to.row_TK, tokens.weight_TK, tokens.onto_TM)
 
 
-def scaled_experts(tokens: RoutedTokens, stacks: Stacks, around: PlainOps = PLAIN) -> Tensor:
+def scaled_experts(tokens: RoutedTokens, stacks: Stacks, ops: PlainOps = PLAIN) -> Tensor:
     """Return the same sum with both factors of both products in e4m3, one scale per row."""
     gate_and_up, down = stacks
-    to = around.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
-    values_TM, scale_T = around.to_fp8(tokens.x_TM)
+    to = ops.align_block_size(tokens.index_TK, gate_and_up.shape[0], _TILE)
+    values_TM, scale_T = ops.to_fp8(tokens.x_TM)
     # Bytes are gathered, because not every 8-bit float type can be indexed.
     values_RM = values_TM.view(torch.uint8)[to.token_R].view(FP8)
     middle_R2I = _product((values_RM, scale_T[to.token_R]), gate_and_up, to.ends_E)
     del values_RM
-    hidden = around.to_fp8(middle_R2I, is_swiglu=True)
+    hidden = ops.to_fp8(middle_R2I, is_swiglu=True)
     del middle_R2I
     result_RM = _product(hidden, down, to.ends_E)
-    out_TM = around.gather_sum(result_RM, to.row_TK, tokens.weight_TK, tokens.onto_TM)
+    out_TM = ops.gather_sum(result_RM, to.row_TK, tokens.weight_TK, tokens.onto_TM)
     return out_TM.to(tokens.x_TM.dtype)
 
 

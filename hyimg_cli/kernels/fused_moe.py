@@ -48,11 +48,15 @@ class FusedMoeOps(PlainOps):
         )  # fmt: skip
         return Permutation(token_R, row_TK, ends_E)
 
-    def swiglu(self, rows_T2I: Tensor) -> Tensor:
-        rows, width = rows_T2I.shape[0], rows_T2I.shape[1] // 2
-        out_TI = rows_T2I.new_empty(rows, width)
-        grid = (rows, triton.cdiv(width, _COLUMNS))
-        _swiglu[grid](rows_T2I.contiguous(), out_TI, width, COLUMNS=_COLUMNS, enable_fp_fusion=True)
+    def swiglu(self, up_TI: Tensor, gate_TI: Tensor) -> Tensor:
+        rows, width = up_TI.shape
+        assert up_TI.stride() == gate_TI.stride(), "both are halves of rows, or rows of their own"
+        assert up_TI.stride(1) == 1, "the numbers of a row are adjacent"
+        out_TI = up_TI.new_empty(rows, width)
+        _swiglu[(rows, triton.cdiv(width, _COLUMNS))](
+            up_TI, gate_TI, out_TI, up_TI.stride(0), width,
+            COLUMNS=_COLUMNS, enable_fp_fusion=True,
+        )  # fmt: skip
         return out_TI
 
     def gather_sum(
@@ -132,13 +136,14 @@ def _scatter(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _swiglu(rows, out, width, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu(  # type: ignore[no-untyped-def]
+    up_rows, gate_rows, out, step, width, COLUMNS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_inside = column < width
-    start = rows + row * 2 * width
-    up = tl.load(start + column, mask=is_inside, other=0.0).to(tl.float32)
-    gate = tl.load(start + width + column, mask=is_inside, other=0.0).to(tl.float32)
+    up = tl.load(up_rows + row * step + column, mask=is_inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_rows + row * step + column, mask=is_inside, other=0.0).to(tl.float32)
     hidden = up * gate * tl.sigmoid(gate)
     tl.store(out + row * width + column, hidden, mask=is_inside)
 

@@ -48,7 +48,7 @@ class FusedOps(FusedMoeOps):
         )  # fmt: skip
         return sum_TM, out_TM
 
-    def heads(
+    def split_rotate_norm(
         self, fused_TKGD: Tensor, angles: Pair, weights: Pair, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         tokens, kv_heads, rows, width = fused_TKGD.shape
@@ -58,12 +58,24 @@ class FusedOps(FusedMoeOps):
         k_TKD = fused_TKGD.new_empty(tokens, kv_heads, width)
         fused_TKGD = fused_TKGD.contiguous()
         cos_TD, sin_TD = (angle_TD.contiguous() for angle_TD in angles)
-        _heads[(tokens, kv_heads)](
+        _split_rotate_norm[(tokens, kv_heads)](
             fused_TKGD, cos_TD, sin_TD, weights[0], weights[1], q_THD, k_TKD, eps,
             GROUP=group, HELD=triton.next_power_of_2(group + 1), WIDTH=width,
             num_warps=2, enable_fp_fusion=False,
         )  # fmt: skip
         return q_THD, k_TKD, fused_TKGD[:, :, group + 1]
+
+    def norm_rotate(self, x_THD: Tensor, angles: Pair, weight_D: Tensor, eps: float) -> Tensor:
+        x_THD, (tokens, heads, width) = x_THD.contiguous(), x_THD.shape
+        assert width & (width - 1) == 0, "a head's width is a power of two"
+        cos_TD, sin_TD = (angle_TD.contiguous() for angle_TD in angles)
+        out_THD = torch.empty_like(x_THD)
+        _norm_rotate[(tokens,)](
+            x_THD, cos_TD, sin_TD, weight_D, out_THD, eps,
+            HEADS=heads, HELD=triton.next_power_of_2(heads), WIDTH=width,
+            num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        return out_THD
 
     def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
         (tokens, width), experts = x_TM.shape, weight_EM.shape[0]
@@ -115,7 +127,7 @@ def _norm(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _heads(  # type: ignore[no-untyped-def]
+def _split_rotate_norm(  # type: ignore[no-untyped-def]
     fused, cos, sin, query_weight, key_weight, q, k, eps,
     GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -148,6 +160,33 @@ def _heads(  # type: ignore[no-untyped-def]
         out = (tl.where(is_key, of_key, of_query) * turned).to(q.dtype.element_ty)
         tl.store(to_query + column, out, mask=(row < GROUP)[:, None])
         tl.store(to_key + column, out, mask=is_key)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _norm_rotate(  # type: ignore[no-untyped-def]
+    x, cos, sin, weight, out, eps,
+    HEADS: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Load a token's heads as rows of one tile, in halves."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HELD)[:, None]
+    left = tl.arange(0, WIDTH // 2)[None, :]
+    right = left + WIDTH // 2
+    is_head = head < HEADS
+    start = (token * HEADS + head) * WIDTH
+    first = tl.load(x + start + left, mask=is_head, other=0.0).to(tl.float32)
+    second = tl.load(x + start + right, mask=is_head, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(first * first + second * second, axis=1) / WIDTH + eps)[:, None]
+    dtype = out.dtype.element_ty
+    # Rounds as the twin: to the rows' dtype before the weight, after it, and after the rotation.
+    first = (first * scale).to(dtype).to(tl.float32) * tl.load(weight + left).to(tl.float32)
+    second = (second * scale).to(dtype).to(tl.float32) * tl.load(weight + right).to(tl.float32)
+    first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+    angle = token * WIDTH
+    turned = first * tl.load(cos + angle + left) - second * tl.load(sin + angle + left)
+    tl.store(out + start + left, turned.to(dtype), mask=is_head)
+    turned = second * tl.load(cos + angle + right) + first * tl.load(sin + angle + right)
+    tl.store(out + start + right, turned.to(dtype), mask=is_head)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

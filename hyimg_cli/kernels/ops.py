@@ -42,7 +42,7 @@ class PlainOps:
 
         (torch's `rms_norm` rounds once, after the weight: a quarter of all numbers differs.)
         """
-        wide = x_TM.float()
+        wide = x_TM.to(torch.promote_types(x_TM.dtype, torch.float32))
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return weight_M * wide.to(x_TM.dtype)
 
@@ -51,7 +51,7 @@ class PlainOps:
         sum_TM = x_TM + more_TM
         return sum_TM, self.norm(sum_TM, weight_M, eps)
 
-    def heads(
+    def split_rotate_norm(
         self, fused_TKGD: Tensor, angles: Pair, weights: Pair, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Split fused rows into queries [T, H, D] and keys and values [T, K, D].
@@ -67,10 +67,16 @@ class PlainOps:
         dtype = fused_TKGD.dtype
         return q_THD.to(dtype), k_TKD.to(dtype), v_TKD.squeeze(-2)
 
-    def swiglu(self, rows_T2I: Tensor) -> Tensor:
-        """Return `up * silu(gate)` [T, I] of rows that hold `up` in their first half."""
-        up, gate = rows_T2I.chunk(2, dim=-1)
-        return up * F.silu(gate)
+    def norm_rotate(self, x_THD: Tensor, angles: Pair, weight_D: Tensor, eps: float) -> Tensor:
+        """Return heads [T, H, D] normed in the rows' dtype, then rotated in float32.
+
+        `angles`: cosines and sines [T, D], float32.
+        """
+        return rotate(self.norm(x_THD, weight_D, eps), *angles).to(x_THD.dtype)
+
+    def swiglu(self, up_TI: Tensor, gate_TI: Tensor) -> Tensor:
+        """Return `up * silu(gate)` [T, I]; both may be halves of the same rows."""
+        return up_TI * F.silu(gate_TI)
 
     def routed(self, x_TM: Tensor, weight_EM: Tensor, best: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [T, E] in float32, and the `best` experts' weights and indices [T, K].
@@ -112,7 +118,7 @@ class PlainOps:
 
     def to_fp8(self, rows: Tensor, *, is_swiglu: bool = False) -> tuple[Tensor, Tensor]:
         """Return rows in e4m3 with a float32 scale each; `is_swiglu`: of their SwiGLU instead."""
-        return quantize_rows(self.swiglu(rows.float()) if is_swiglu else rows)
+        return quantize_rows(self.swiglu(*rows.float().chunk(2, dim=-1)) if is_swiglu else rows)
 
 
 PLAIN = PlainOps()

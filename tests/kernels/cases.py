@@ -88,7 +88,19 @@ def around_cases(ours: Any, plain: Any, device: str) -> Iterator[tuple[str, Call
         weight = torch.rand(5, 3, device=device).to(dtype)
         yield (
             f"swiglu {dtype}",
-            lambda rows=rows: relative(ours.swiglu(rows), plain.swiglu(rows)),
+            lambda rows=rows: relative(
+                ours.swiglu(*rows.chunk(2, dim=-1)), plain.swiglu(*rows.chunk(2, dim=-1))
+            ),
+        )
+        heads = torch.randn(7, 3, 16, device=device).to(dtype)
+        heads[3] = 0
+        angle = torch.randn(7, 8, device=device).repeat(1, 2)
+        scale = (1 + 0.1 * torch.randn(16, device=device)).to(dtype)
+        given = heads, (angle.cos(), angle.sin()), scale, 1e-6
+        # Steps of numbers are no measure: a rotation may leave little of large numbers.
+        yield (
+            f"norm_rotate {dtype}",
+            lambda given=given: relative(ours.norm_rotate(*given), plain.norm_rotate(*given)),
         )
         for onto in (None, torch.randn(5, 2 * 96, device=device).to(dtype)):
             yield (

@@ -23,11 +23,12 @@ BF16, FP8, F32, I32, I64, U8 = "*bf16", "*fp8e4nv", "*fp32", "*i32", "*i64", "*u
 REAL = {"CHOSEN": 8, "INNER": 3072, "WIDTH": 4096, "BLOCK": BLOCK}
 HELD = ((decode._DENSE, BF16), (decode._FP8, FP8), (decode._NF4, U8))
 # Numbers that are multiples of 16 at the released shapes, which Triton is told at a launch.
-WHOLE = ("width", "row_step", "head_step")
+WHOLE = ("width", "step", "row_step", "head_step")
 # As the calls have them; by the first word of a kernel's name.
 LAUNCHED: dict[str, dict[str, Any]] = {
     "norm": {"num_warps": 8, "enable_fp_fusion": False},
     "heads": {"num_warps": 2, "enable_fp_fusion": False},
+    "norm_rotate": {"num_warps": 4, "enable_fp_fusion": False},
 }
 TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
@@ -86,7 +87,7 @@ def _kernels() -> Any:
         ends = {"hidden": F32, "index": I64, "weight": BF16, **weights, "onto": BF16, "out": BF16}
         constants = {**REAL, "FORM": form, "HAS_ONTO": True, **_tile(decode._MIXED[form])}
         yield f"mixed {form}", decode._mixed, ends, constants
-    rows = {"rows": BF16, "out": BF16, "width": "i32"}
+    rows = {**dict.fromkeys(("up_rows", "gate_rows", "out"), BF16), "step": "i32", "width": "i32"}
     yield "swiglu", fused_moe._swiglu, rows, {"COLUMNS": 1024}
     for is_swiglu in (False, True):
         yield (
@@ -125,9 +126,15 @@ def _around_products() -> Any:
     rows = dict.fromkeys(("fused", "query_weight", "key_weight", "q", "k"), BF16)
     yield (
         "heads",
-        fused_ops._heads,
+        fused_ops._split_rotate_norm,
         {**rows, "cos": F32, "sin": F32, "eps": "fp32"},
         {"GROUP": 4, "HELD": 8, "WIDTH": 128},
+    )
+    yield (
+        "norm_rotate",
+        fused_ops._norm_rotate,
+        {**dict.fromkeys(("x", "weight", "out"), BF16), "cos": F32, "sin": F32, "eps": "fp32"},
+        {"HEADS": 28, "HELD": 32, "WIDTH": 128},
     )
     best = {"weight": BF16, "index": I64, "count": "i32"}
     sizes = {"EXPERTS": 64, "HELD": 64, "CHOSEN": 8, "SLOTS": 8}

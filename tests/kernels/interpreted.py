@@ -23,6 +23,7 @@ from hyimg_cli.kernels.fused_ops import FusedOps
 from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.models import registry
+from hyimg_cli.models.common.layers import FusedPart
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.settings.run import ModelChoice
 
@@ -96,8 +97,8 @@ def _network_of_fused_rows() -> float:
     hidden = []
     for kernels in (PLAIN, FusedOps()):
         for part in model.network.modules():
-            if hasattr(part, "rows"):
-                part.rows = kernels
+            if isinstance(part, FusedPart):
+                part.ops = kernels
         with torch.no_grad():
             hidden.append(model.network.feed([(range(5, 25), model.new_buffer(40))]))
             hidden[-1] = model.network.text_logits(hidden[-1])

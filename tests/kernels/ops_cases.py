@@ -46,8 +46,8 @@ def rounding_cases(dtype: torch.dtype, device: str) -> Iterator[tuple[str, Resul
         fused, angles, weights = head_case(5, kv_heads, group, width, dtype, device)
         yield (
             f"heads {kv_heads}x{group}x{width}",
-            OURS.heads(fused, angles, weights, EPS),
-            TWIN.heads(fused, angles, weights, EPS),
+            OURS.split_rotate_norm(fused, angles, weights, EPS),
+            TWIN.split_rotate_norm(fused, angles, weights, EPS),
         )
 
 
@@ -86,7 +86,9 @@ def is_apart_from_company(dtype: torch.dtype, device: str) -> Iterator[tuple[str
     fused, (cos, sin), weights = head_case(40, 2, 3, 16, dtype, device)
     calls = {
         "norm": lambda rows: (OURS.norm(x[rows], weight, EPS),),
-        "heads": lambda rows: OURS.heads(fused[rows], (cos[rows], sin[rows]), weights, EPS),
+        "heads": lambda rows: OURS.split_rotate_norm(
+            fused[rows], (cos[rows], sin[rows]), weights, EPS
+        ),
         "routed": lambda rows: OURS.routed(x[rows], router, 2),
     }
     for name, call in calls.items():

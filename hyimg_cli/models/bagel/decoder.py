@@ -11,18 +11,17 @@ each set is one matrix product; attention has them in the order of their sequenc
 # K kv head, D head width
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import RowAttention, masked_attention
-from hyimg_cli.kernels.ops import rotate
+from hyimg_cli.kernels.attention import RowAttention, masked_attention, row_attention
 from hyimg_cli.kernels.rows import padding
-from hyimg_cli.kernels.transfer import sent, to_device
+from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.bagel.config import DecoderShape
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
+from hyimg_cli.models.common.layers import FusedPart, RMSNorm, choose_ops, rope_rows
 
 _GEN = "_moe_gen"
 
@@ -35,28 +34,32 @@ class NewTokens(QueryBlock):
     is_gen: Sequence[bool]
 
 
+# The und rows, then any gen rows.
+Parts: TypeAlias = tuple[Tensor, ...]
+
+
 @dataclass(frozen=True)
 class KindRows:
-    """Where a forward's tokens are: `und` rows first, `count` in all, padded with zeros.
+    """Where a forward's tokens are: rows of each kind, und first, padded with zeros.
 
-    `row_T`: the row of each token; None if rows and tokens are the same.
+    `counts`: rows of each kind. `row_T`: the row of each token, counted through both kinds; None if
+    rows and tokens are the same. `ropes`: cosines and sines [2, R, D] of each kind.
     """
 
-    und: int
-    count: int
+    counts: tuple[int, ...]
     row_T: Tensor | None
-    cos_TD: Tensor
-    sin_TD: Tensor
+    ropes: Parts
     blocks: Sequence[NewTokens]
 
-    def of_tokens(self, x_RM: Tensor) -> Tensor:
+    def to_tokens(self, parts: Parts) -> Tensor:
+        x_RM = parts[0] if len(parts) == 1 else torch.cat(parts)
         return x_RM if self.row_T is None else x_RM[self.row_T]
 
-    def from_tokens(self, x_TM: Tensor) -> Tensor:
+    def from_tokens(self, x_TM: Tensor) -> Parts:
         if self.row_T is None:
-            return x_TM
-        empty_RM = x_TM.new_zeros(self.count, x_TM.shape[1])
-        return empty_RM.index_copy(0, self.row_T, x_TM)
+            return (x_TM,)
+        empty_RM = x_TM.new_zeros(sum(self.counts), x_TM.shape[1])
+        return empty_RM.index_copy(0, self.row_T, x_TM).split(self.counts)
 
 
 class InPairs(nn.Module):
@@ -67,16 +70,24 @@ class InPairs(nn.Module):
         self.add_module(name, make())
         self.add_module(name + _GEN, make())
 
-    def both(self, name: str, x_RM: Tensor, und: int) -> Tensor:
+    def part(self, name: str, number: int) -> Any:
+        """Return the part for und rows (0) or gen rows (1)."""
+        return self._modules[name + _GEN * number]
+
+    def both(self, name: str, rows: Parts) -> Parts:
         """Process each row with the part for its kind."""
-        parts = self._modules
-        if und == len(x_RM):
-            return cast(nn.Module, parts[name])(x_RM)
-        halves = zip((name, name + _GEN), x_RM.split([und, len(x_RM) - und]), strict=True)
-        return torch.cat([cast(nn.Module, parts[part])(rows) for part, rows in halves])
+        return tuple(self.part(name, number)(x_RM) for number, x_RM in enumerate(rows))
+
+    def added(self, name: str, rows: Parts, more: Parts | None) -> tuple[Parts, Parts]:
+        """Return rows plus what is still to be added, and their norms."""
+        pairs = [
+            self.part(name, number).added(x_RM, None if more is None else more[number])
+            for number, x_RM in enumerate(rows)
+        ]
+        return tuple(x_RM for x_RM, _ in pairs), tuple(normed_RM for _, normed_RM in pairs)
 
 
-class SwiGlu(nn.Module):
+class SwiGlu(FusedPart):
     """SwiGLU."""
 
     def __init__(self, arch: DecoderShape) -> None:
@@ -87,7 +98,21 @@ class SwiGlu(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x_RM: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_RM)) * self.up_proj(x_RM))
+        return self.down_proj(self.ops.swiglu(self.up_proj(x_RM), self.gate_proj(x_RM)))
+
+
+class HeadNorm(FusedPart):
+    """A norm of each head, then its rotation by the token's angles."""
+
+    def __init__(self, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(head_dim))
+        self.eps = eps
+
+    def forward(self, x_RM: Tensor, rope_2RD: Tensor) -> Tensor:
+        cos_RD, sin_RD = rope_2RD.unbind()
+        heads_RHD = x_RM.unflatten(-1, (-1, len(self.weight)))
+        return self.ops.norm_rotate(heads_RHD, (cos_RD, sin_RD), self.weight, self.eps)
 
 
 class PairedAttention(InPairs):
@@ -103,46 +128,53 @@ class PairedAttention(InPairs):
         self.pair("k_proj", lambda: nn.Linear(width, kv))
         self.pair("v_proj", lambda: nn.Linear(width, kv))
         self.pair("o_proj", lambda: nn.Linear(inner, width, bias=False))
-        self.pair("q_norm", lambda: nn.RMSNorm(arch.head_dim, eps))
-        self.pair("k_norm", lambda: nn.RMSNorm(arch.head_dim, eps))
+        self.pair("q_norm", lambda: HeadNorm(arch.head_dim, eps))
+        self.pair("k_norm", lambda: HeadNorm(arch.head_dim, eps))
         self.by_row: RowAttention = masked_attention
 
-    def forward(self, x_RM: Tensor, rows: KindRows) -> Tensor:
-        q_THD, k_TKD, v_TKD = self.project(x_RM, rows)
+    def forward(self, x: Parts, rows: KindRows) -> Parts:
+        q_THD, k_TKD, v_TKD = self.project(x, rows)
         seen_THD = attend_blocks(self.by_row, self.layer, rows.blocks, q_THD, k_TKD, v_TKD)
-        return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)), rows.und)
+        return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)))
 
-    def project(self, x_RM: Tensor, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Parts, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the tokens as the cache stores them."""
 
-        def heads(name: str) -> Tensor:
-            return self.both(name, x_RM, rows.und).unflatten(-1, (-1, self.head_dim))
+        def normed(name: str) -> Tensor:
+            projected = zip(self.both(f"{name}_proj", x), rows.ropes, strict=True)
+            return rows.to_tokens(
+                tuple(
+                    self.part(f"{name}_norm", number)(x_RM, rope_2RD)
+                    for number, (x_RM, rope_2RD) in enumerate(projected)
+                )
+            )
 
-        q_RHD = self.both("q_norm", heads("q_proj"), rows.und)
-        k_RKD = self.both("k_norm", heads("k_proj"), rows.und)
-        q_THD, k_TKD = (
-            rotate(rows.of_tokens(x_RHD), rows.cos_TD, rows.sin_TD).to(x_RHD.dtype)
-            for x_RHD in (q_RHD, k_RKD)
-        )
-        return q_THD, k_TKD, rows.of_tokens(heads("v_proj"))
+        v_TM = rows.to_tokens(self.both("v_proj", x))
+        return normed("q"), normed("k"), v_TM.unflatten(-1, (-1, self.head_dim))
 
 
 class Layer(InPairs):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual stream.
+
+    The MLP's output is returned separately: the next layer adds it with its norm.
+    """
 
     def __init__(self, arch: DecoderShape, layer: int) -> None:
         super().__init__()
         width, eps = arch.hidden_size, arch.rms_norm_eps
-        self.pair("input_layernorm", lambda: nn.RMSNorm(width, eps))
+        self.pair("input_layernorm", lambda: RMSNorm(width, eps))
         self.self_attn = PairedAttention(arch, layer)
-        self.pair("post_attention_layernorm", lambda: nn.RMSNorm(width, eps))
+        self.pair("post_attention_layernorm", lambda: RMSNorm(width, eps))
         self.pair("mlp", lambda: SwiGlu(arch))
 
-    def forward(self, x_RM: Tensor, rows: KindRows) -> Tensor:
-        und = rows.und
-        x_RM = x_RM + self.self_attn(self.both("input_layernorm", x_RM, und), rows)
-        normed_RM = self.both("post_attention_layernorm", x_RM, und)
-        return x_RM + self.both("mlp", normed_RM, und)
+    def forward(self, x: Parts, more: Parts | None, rows: KindRows) -> tuple[Parts, Parts]:
+        """Return the stream, and what is still to be added to it.
+
+        `more`: what the layer before left to add.
+        """
+        x, normed = self.added("input_layernorm", x, more)
+        x, normed = self.added("post_attention_layernorm", x, self.self_attn(normed, rows))
+        return x, self.both("mlp", normed)
 
 
 class PairedDecoder(InPairs):
@@ -157,40 +189,47 @@ class PairedDecoder(InPairs):
         self.embed_tokens = nn.Embedding(arch.vocab_size, arch.hidden_size)
         layers = nn.ModuleList(Layer(arch, number) for number in range(arch.num_hidden_layers))
         self.layers = cast("Sequence[Layer]", layers)
-        self.pair("norm", lambda: nn.RMSNorm(arch.hidden_size, arch.rms_norm_eps))
+        self.pair("norm", lambda: RMSNorm(arch.hidden_size, arch.rms_norm_eps))
         self.head_dim, self.theta = arch.head_dim, arch.rope_theta
         self.rows_seen, self.row_multiple = 0, 1
+
+    def choose_kernels(self) -> None:
+        """Choose the kernels for the weights' device; called once the weights are in place."""
+        device = self.embed_tokens.weight.device
+        choose_ops(self, device)
+        for layer in self.layers:
+            layer.self_attn.by_row = row_attention(device)
 
     def forward(self, x_TM: Tensor, blocks: Sequence[NewTokens]) -> Tensor:
         """Return the states after the final norm, [T, M], of the tokens of all blocks in order."""
         self.rows_seen += len(x_TM)
         rows = self.rows(blocks, x_TM.device)
-        x_RM = rows.from_tokens(x_TM)
+        x, more = rows.from_tokens(x_TM), None
         for layer in self.layers:
-            x_RM = layer(x_RM, rows)
-        return rows.of_tokens(self.both("norm", x_RM, rows.und))
+            x, more = layer(x, more, rows)
+        return rows.to_tokens(self.added("norm", x, more)[1])
 
     def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
         """Return the places of all blocks' tokens."""
         is_gen_T = torch.tensor([one for block in blocks for one in block.is_gen])
+        position_T = torch.tensor([one for block in blocks for one in block.positions])
         # Und rows first, then gen, each kind padded to a multiple.
         gen, multiple = int(is_gen_T.sum()), self.row_multiple
         und = len(is_gen_T) - gen
-        first = und + padding(und, multiple)
-        count = first + gen + padding(gen, multiple)
+        counts = tuple(n + padding(n, multiple) for n in (und, gen)[: 2 if gen else 1])
         row_T = None
-        if gen or count > len(is_gen_T):
+        if sum(counts) > und:
             row_T = torch.empty(len(is_gen_T), dtype=torch.int64)
-            row_T[~is_gen_T], row_T[is_gen_T] = torch.arange(und), torch.arange(gen) + first
+            row_T[~is_gen_T], row_T[is_gen_T] = torch.arange(und), torch.arange(gen) + counts[0]
+            position_T = torch.zeros(sum(counts), dtype=torch.int64).index_copy(
+                0, row_T, position_T
+            )
             row_T = sent(row_T, device)
-        positions_T = to_device([one for block in blocks for one in block.positions], device)
-        turned = angles(positions_T, self.head_dim, self.theta)
-        return KindRows(first, count, row_T, *turned, blocks)
+        rope_2RD = rope(sent(position_T, device), self.head_dim, self.theta)
+        return KindRows(counts, row_T, rope_2RD.split(counts, dim=1), blocks)
 
 
-def angles(position_T: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of each token, float32 [T, D]; element i pairs with i + D/2."""
-    exponent = torch.arange(0, head_dim, 2, device=position_T.device).float() / head_dim
-    angle_TD = position_T[:, None].float() * (1.0 / theta**exponent)
-    both_TD = torch.cat([angle_TD, angle_TD], dim=-1)
-    return both_TD.cos(), both_TD.sin()
+def rope(position_R: Tensor, head_dim: int, theta: float) -> Tensor:
+    """Return cosines and sines of each row, float32 [2, R, D]."""
+    exponent = torch.arange(0, head_dim, 2, device=position_R.device).float() / head_dim
+    return rope_rows(position_R[:, None].float() * (1.0 / theta**exponent))

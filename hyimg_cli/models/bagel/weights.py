@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 
-from hyimg_cli.kernels.attention import row_attention
 from hyimg_cli.kernels.experts import require_bitsandbytes
 from hyimg_cli.kernels.formats import quantize_linear
 from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
@@ -53,8 +52,7 @@ def load(
             quantize_linear(layer, quantization, device)
     fill(network, folder, WEIGHTS, own, dtype_of=lambda name: dtype, device=device)
     fill(vae, folder, VAE_WEIGHTS, names, dtype_of=lambda name: torch.float32, device=device)
-    for layer in network.decoder.layers:
-        layer.self_attn.by_row = row_attention(network.weight.device)
+    network.decoder.choose_kernels()
     return network, vae
 
 

@@ -1,9 +1,9 @@
-"""Layers of several networks, by their released names: token rows, timestep, and a ViT.
+"""Layers of several networks, by their released names: norm, token rows, timestep, and a ViT.
 
 The ViT has the bits of transformers' Siglip, whose import takes longer than loading a small model.
 """
 
-# Legend: B image or level, S image token, M width
+# Legend: B image or level, S image token, M width, T token
 import math
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.models.common.config import VitShape
 
@@ -69,6 +70,44 @@ class VitMlp(nn.Module):
 
     def forward(self, x_BSM: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x_BSM), approximate="tanh"))
+
+
+class FusedPart(nn.Module):
+    """A module that runs operations of `kernels/ops`: plain ones until `choose_ops`."""
+
+    ops: PlainOps = PLAIN
+
+
+def choose_ops(network: nn.Module, device: torch.device) -> None:
+    """Give all fused parts of a network the operations of its device, where its weights are."""
+    ops = ops_of(device)
+    for part in network.modules():
+        if isinstance(part, FusedPart):
+            part.ops = ops
+
+
+class RMSNorm(FusedPart):
+    """Root-mean-square norm: statistics in float32, cast to the input's dtype, then the weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x_TM: Tensor) -> Tensor:
+        return self.ops.norm(x_TM, self.weight, self.eps)
+
+    def added(self, x_TM: Tensor, more_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return `x`, plus what is still to be added, and its norm."""
+        if more_TM is None:
+            return x_TM, self(x_TM)
+        return self.ops.added_norm(x_TM, more_TM, self.weight, self.eps)
+
+
+def rope_rows(angle_TD: Tensor) -> Tensor:
+    """Return cosines and sines [2, T, D] of angles [T, D/2]; element i pairs with i + D/2."""
+    both_TD = torch.cat([angle_TD, angle_TD], dim=-1)
+    return torch.stack([both_TD.cos(), both_TD.sin()])
 
 
 def embed(table: nn.Embedding, ids: Sequence[int] | Tensor) -> Tensor:

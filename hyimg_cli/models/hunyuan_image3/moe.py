@@ -9,38 +9,36 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.experts import Experts, RoutedTokens, plain_experts
 from hyimg_cli.kernels.formats import Format, Fp8Rows, Nf4Blocks, Stacks, empty_stack
-from hyimg_cli.kernels.ops import PLAIN, PlainOps
+from hyimg_cli.models.common.layers import FusedPart
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 
 
-class Mlp(nn.Module):
+class Mlp(FusedPart):
     """`down(up * silu(gate))`. The fused projection holds `up` first, the gate second."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.gate_and_up_proj = nn.Linear(width, 2 * inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
-        self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor) -> Tensor:
-        return self.down_proj(self.rows.swiglu(self.gate_and_up_proj(x_TM)))
+        return self.down_proj(self.ops.swiglu(*self.gate_and_up_proj(x_TM).chunk(2, dim=-1)))
 
 
-class Router(nn.Module):
+class Router(FusedPart):
     """The experts that see a token, and their weights. Its own weights stay in float32."""
 
     def __init__(self, width: int, experts: int, top_k: int) -> None:
         super().__init__()
         self.wg = nn.Linear(width, experts, bias=False, dtype=torch.float32)
         self.top_k = top_k
-        self.rows: PlainOps = PLAIN
 
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits [T, E], and the chosen experts' weights (as `x`) and indices [T, K].
 
         In float32: softmax over all experts, then the best k, then renormalised to one.
         """
-        return self.rows.routed(x_TM, self.wg.weight, self.top_k)
+        return self.ops.routed(x_TM, self.wg.weight, self.top_k)
 
 
 class Moe(nn.Module):

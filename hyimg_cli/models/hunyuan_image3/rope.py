@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyimg_cli.cache.memo import Memo
 from hyimg_cli.kernels.transfer import sent
+from hyimg_cli.models.common.layers import rope_rows
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
 
 
@@ -76,6 +77,4 @@ def rope(yx_T2: Tensor, *, head_dim: int, theta: float) -> Tensor:
     even = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
     frequency = theta ** (-even / head_dim)
     axis = torch.arange(head_dim // 2, device=device) % 2
-    angle = yx_T2.float()[:, axis] * frequency
-    angle_TD = torch.cat([angle, angle], dim=-1)
-    return torch.stack([angle_TD.cos(), angle_TD.sin()])
+    return rope_rows(yx_T2.float()[:, axis] * frequency)

@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention, row_attention
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.experts import experts_of
-from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
+from hyimg_cli.models.common.layers import FusedPart, RMSNorm, choose_ops
 from hyimg_cli.models.hunyuan_image3.config import Architecture
-from hyimg_cli.models.hunyuan_image3.moe import Mlp, Moe, Router
+from hyimg_cli.models.hunyuan_image3.moe import Moe
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,8 @@ class Transformer(nn.Module):
             device = layer.self_attn.qkv_proj.weight.device
             layer.self_attn.by_row = row_attention(device)
             layer.mlp.compute = experts_of(layer.mlp.stacks)
-            for part in layer.modules():
-                if isinstance(part, RMSNorm | Attention | Router | Mlp):
-                    part.rows = ops_of(device)
-        self.ln_f.rows = ops_of(self.ln_f.weight.device)
+            choose_ops(layer, device)
+        choose_ops(self.ln_f, self.ln_f.weight.device)
 
     def through_layers(
         self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
@@ -81,24 +78,7 @@ class Transformer(nn.Module):
         return x_TM if more_TM is None else x_TM + more_TM
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm: statistics in float32, cast to the input's dtype, then the weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-        self.rows: PlainOps = PLAIN
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rows.norm(x, self.weight, self.eps)
-
-    def added(self, x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
-        """Return `x + more`, and its norm."""
-        return self.rows.added_norm(x, more, self.weight, self.eps)
-
-
-class Attention(nn.Module):
+class Attention(FusedPart):
     """Grouped-query attention whose fused rows are interleaved per kv head: q, q, .., k, v."""
 
     def __init__(self, arch: Architecture, layer: int) -> None:
@@ -113,7 +93,6 @@ class Attention(nn.Module):
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         # The kernels of the layer's device are set once the weights are in place.
         self.by_row: RowAttention = masked_attention
-        self.rows: PlainOps = PLAIN
 
     def forward(
         self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
@@ -131,7 +110,9 @@ class Attention(nn.Module):
         fused = self.qkv_proj(x_TM).unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
         cos_TD, sin_TD = rope_2TD.unbind()
         weights = self.query_layernorm.weight, self.key_layernorm.weight
-        return self.rows.heads(fused, (cos_TD, sin_TD), weights, self.query_layernorm.eps)
+        return self.ops.split_rotate_norm(
+            fused, (cos_TD, sin_TD), weights, self.query_layernorm.eps
+        )
 
 
 class DecoderLayer(nn.Module):
@@ -162,10 +143,7 @@ class DecoderLayer(nn.Module):
         # follow.
         rope_2TD = rope_2TD.to(x_TM.device)
         with current(x_TM.device):
-            if more_TM is None:
-                normed_TM = self.input_layernorm(x_TM)
-            else:
-                x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
+            x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
             # Attention's tensors are freed at once, because experts take the most memory.
             x_TM, normed_TM = self.post_attention_layernorm.added(
                 x_TM, self.self_attn(normed_TM, rope_2TD, new)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.kernels.ops import rotate
-from hyimg_cli.models.bagel.decoder import NewTokens, angles
+from hyimg_cli.models.bagel.decoder import HeadNorm, NewTokens, rope
 from hyimg_cli.models.bagel.family import Bagel, _levels, _patches
 from hyimg_cli.models.bagel.guidance import Guidance, packed, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
@@ -20,7 +20,7 @@ from hyimg_cli.models.bagel.sequence import (
     SourcePlace,
     contexts,
 )
-from hyimg_cli.models.common.layers import sinusoid
+from hyimg_cli.models.common.layers import RMSNorm, sinusoid
 from hyimg_cli.models.common.spans import Grid, QuerySpan
 from hyimg_cli.models.protocols import Context, LivePicture, Prefill
 from hyimg_cli.spec.job import Size
@@ -70,11 +70,36 @@ def test_a_layer(loaded: Bagel, golden: dict[str, Tensor], kind: str) -> None:
     block = NewTokens(buffer, [QuerySpan(9, 19, kind == "und")], positions, is_gen)
     decoder = loaded.network.decoder
     rows = decoder.rows([block], torch.device("cpu"))
-    out = rows.of_tokens(decoder.layers[1](rows.from_tokens(golden[f"layer.{kind}.input"]), rows))
+    parts = rows.from_tokens(golden[f"layer.{kind}.input"])
+    stream, more = (rows.to_tokens(each) for each in decoder.layers[1](parts, None, rows))
+    out = stream + more
     torch.testing.assert_close(out, golden[f"layer.{kind}.output"], **CLOSE)
     if kind == "gen":
         keys = buffer.read(1, 19)[0].transpose(0, 1)
         torch.testing.assert_close(keys, golden["layer.gen.keys"], **CLOSE)
+
+
+def test_every_norm_rounds_as_the_published_one(loaded: Bagel) -> None:
+    """In bfloat16: to the rows' dtype before the weight, and after it; a sum is rounded first."""
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+    norms = [part for part in loaded.network.decoder.modules() if isinstance(part, RMSNorm)]
+    assert len(norms) == 2 + 4 * len(loaded.network.decoder.layers)
+    for ours in copy.deepcopy([norms[0], norms[-1]]):
+        ours.bfloat16()
+        width = len(ours.weight)
+        published = Qwen2RMSNorm(width, ours.eps).bfloat16()
+        published.load_state_dict(ours.state_dict())
+        x, more = torch.randn(2, 9, width).bfloat16()
+        expected = published(x + more)
+        assert torch.equal(ours.added(x, more)[1], expected)
+        assert torch.equal(ours(x + more), expected)
+    head = copy.deepcopy(loaded.network.decoder.layers[0].self_attn.q_norm).bfloat16()
+    published = Qwen2RMSNorm(16, head.eps).bfloat16()
+    published.load_state_dict(head.state_dict())
+    x, turn = torch.randn(9, 64).bfloat16(), rope(torch.arange(9), 16, 1e6)
+    expected = rotate(published(x.unflatten(-1, (-1, 16))), *turn).bfloat16()
+    assert torch.equal(head(x, turn), expected)
 
 
 def test_the_vit(loaded: Bagel, golden: dict[str, Tensor]) -> None:
@@ -149,12 +174,17 @@ def _one_forward(
         x[block.start + 1 : block.stop - 1] = live[block.kind]
         is_gen[block.start + 1 : block.stop - 1] = block.kind != "vit"
         mask[block.start : block.stop, block.start : block.stop] = True
-    cos, sin = angles(torch.tensor(layout.positions(0, layout.length)), 16, 1e6)
+    cos, sin = rope(torch.tensor(layout.positions(0, layout.length)), 16, 1e6)
 
     def part(module: Any, name: str, rows: Tensor) -> Tensor:
         und, gen = module._modules[name], module._modules[f"{name}_moe_gen"]
         shape = (-1,) + (1,) * (rows.dim() - 1)
-        return torch.where(is_gen.view(shape), gen(rows), und(rows))
+        return torch.where(is_gen.view(shape), run(gen, rows), run(und, rows))
+
+    def run(module: Any, rows: Tensor) -> Tensor:
+        if not isinstance(module, RMSNorm | HeadNorm):
+            return module(rows)
+        return F.rms_norm(rows, module.weight.shape, module.weight, module.eps)
 
     for layer in network.decoder.layers:
         own = layer.self_attn
