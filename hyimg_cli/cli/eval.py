@@ -1,5 +1,6 @@
 """`hyimg eval`: distances between pictures or videos; `measure.distances` measures."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -96,6 +97,10 @@ def evaluate(
     """
     if metric not in METRICS:
         hint = f"allowed: {', '.join(METRICS)}"
+        if metric == _COMPARISON:
+            hint = f"run hyimg bench --compare {metric}, then hyimg eval lpips"
+        elif a is not None and b is None:
+            hint = f"run {shlex.join(['hyimg', 'eval', 'lpips', metric, str(a)])}; {hint}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Refuse options that would have no effect, gates above all.
     others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE

@@ -1,5 +1,6 @@
 """`hyimg export`: make a training set of accepted pictures, with licences and a hash to verify."""
 
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -65,7 +66,11 @@ def export(
         given, allowed = (form, FORMATS) if form not in FORMATS else (sources, SOURCES)
         raise UsageError(f"{given!r} is not known", hint=f"allowed: {', '.join(allowed)}")
     if output is None:
-        raise UsageError("no folder to write to is given", hint="name it with -o")
+        # The last of several words is usually meant as the folder.
+        *runs, last = folders
+        words = [*(runs or [last]), "-o", last if runs else "dataset"]
+        again = shlex.join(["hyimg", "export", *map(str, words)])
+        raise UsageError("no folder to write to is given", hint=f"name it with -o: {again}")
     # Imported here: help pages do not need it.
     from hyimg_cli.export.export import export_runs
     from hyimg_cli.export.rows import ExportRequest

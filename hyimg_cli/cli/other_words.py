@@ -201,6 +201,13 @@ COMMANDS = {
     **dict.fromkeys(("help", "man", "usage"), "--help"),
 }
 
+# The same for `hyimg cache`.
+OF_THE_CACHE = {
+    **dict.fromkeys(("rm", "remove", "delete", "clean", "purge", "prune", "empty"), "clear"),
+    **dict.fromkeys(("ls", "show", "dir"), "list"),
+    **dict.fromkeys(("du", "info", "status"), "size"),
+}
+
 
 def advice(
     option: str, flags: Collection[str], elsewhere: Mapping[str, Collection[str]] | None = None

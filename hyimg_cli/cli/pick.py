@@ -64,6 +64,9 @@ def pick(
     from hyimg_cli.scoring.pick import pick as picked_of
     from hyimg_cli.scoring.pick import rule_of
 
+    if run.name.isdigit() and not run.exists():
+        hint = f"run hyimg pick OUT --pick {run.name}, with the output folder of the run"
+        raise UsageError("no run is given", where=run, hint=hint)
     config = o.run_config(o.settings_of(ctx.params), run).candidates
     pool, finals = read_pool(run)
     file = ScoresFile(run)

@@ -15,6 +15,10 @@ from hyimg_cli.settings.kinds import plain
 from hyimg_cli.settings.values import BadValue
 
 MODELS = {"line": line_model, "recipe": recipe_model}
+_MEANT = {
+    **dict.fromkeys(("manifest", "manifests", "lines", "job", "jobs"), "line"),
+    **dict.fromkeys(("recipes", "settings", "config", "toml"), "recipe"),
+}
 
 
 def schema(
@@ -29,5 +33,6 @@ def schema(
     try:
         name = plain(Literal["line", "recipe"]).read(of)
     except BadValue as bad:
-        raise UsageError(bad.what, hint=bad.hint, code="usage.schema") from None
+        hint = f"did you mean {_MEANT[of]}?" if of in _MEANT else bad.hint
+        raise UsageError(bad.what, hint=hint, code="usage.schema") from None
     render.lines(json.dumps(json_schema(MODELS[name]()), ensure_ascii=False, indent=2))

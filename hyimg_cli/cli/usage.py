@@ -1,14 +1,15 @@
 """What is wrong with a command line that the parser refuses, and what to write instead."""
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import typer
 
+from hyimg_cli.cli import bare_words, other_words, pasted
 from hyimg_cli.cli import help as pages
-from hyimg_cli.cli import other_words, pasted
 from hyimg_cli.cli.commands import COMMANDS, OF_A_RUN, LazyCommand
 from hyimg_cli.cli.completion import MANIFESTS
 from hyimg_cli.errors import UsageError
@@ -21,6 +22,7 @@ _REMOVED = {
     "--audit": "leave the scorer out of hyimg pick --by NAME; out/scores.jsonl has its values",
     "hyimg pick --score": "score with hyimg score, then choose scorers with hyimg pick --by NAME",
 }
+_EXTRA = re.compile(r"unexpected extra argument.*\((.*)\)$")
 _PROMPTED = ("photos", "--prompt", "make it evening")
 
 
@@ -36,7 +38,7 @@ def usage_error(error: "typer.TyperException", arguments: Sequence[str]) -> Usag
     elif context and (given := getattr(error, "option_name", "")):
         what, hint = _for_option(error.message, str(given), context)
     else:
-        hint = _for_missing(error, path, arguments)
+        hint = _for_missing(error, path, arguments) or _for_bare_words(error, arguments)
     every = "commands" if path in ("hyimg", "hyimg cache") else "options"
     what = what.replace(" / '--output-dir'", "")
     lists = f"{path} {page} lists all {every}"
@@ -101,6 +103,22 @@ def _for_missing(error: Any, path: str, arguments: Sequence[str]) -> str:
     values = option.shell_complete(error.ctx, "") if error.ctx else ()
     word = next((one for one in arguments if one in {value.value for value in values}), "")
     return f"run {path} {option.opts[0]} {word}" if word else ""
+
+
+def _for_bare_words(error: Any, arguments: Sequence[str]) -> str:
+    """Return the whole command if words lack their options, or an option is missing."""
+    if arguments[0] == "cache" and (meant := other_words.OF_THE_CACHE.get(arguments[-1])):
+        return f"did you mean hyimg cache {meant}?"
+    option = getattr(error, "param", None)
+    if option is not None and option.param_type_name == "option":
+        takes_words = any(one.param_type_name == "argument" for one in error.ctx.command.params)
+        bare = [] if takes_words else bare_words.values(arguments)
+        return bare_words.with_options(arguments, bare, needed=option.opts[0])
+    if extra := _EXTRA.search(str(getattr(error, "message", ""))):
+        return bare_words.with_options(
+            arguments, [w for w in arguments[1:] if w in extra[1].split()]
+        )
+    return ""
 
 
 def _flags_of(command: Any) -> Collection[str]:

@@ -185,6 +185,44 @@ def test_words_of_a_prompt_without_quotes_are_shown_in_quotes(
     assert (ran.code, f'put the prompt in quotes: pics --prompt "{text}"' in ran.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("serve 8000", "run hyimg serve --port 8000;"),
+        ("serve 0.0.0.0:8000 -q", "run hyimg serve --host 0.0.0.0 --port 8000 -q;"),
+        ("serve http://localhost:9/", "run hyimg serve --host localhost --port 9;"),
+        ("serve 127.0.0.1", "run hyimg serve --host 127.0.0.1;"),
+        ("serve tiny-image --port 80", "run hyimg serve --model tiny-image --port 80;"),
+        ("serve tiny-image 80", "run hyimg serve --model tiny-image --port 80;"),
+        ("serve Qwen/Qwen-Image", "run hyimg serve --model Qwen/Qwen-Image;"),
+        ("bench tiny-image", "run hyimg bench --model tiny-image --compare kv-reuse;"),
+        ("bench kv-reuse", "run hyimg bench --compare kv-reuse;"),
+        ("bench a.jsonl -q", "run hyimg bench --manifest a.jsonl -q --compare kv-reuse;"),
+        ("bench", "run hyimg bench --compare kv-reuse;"),
+        ("bench --compare kv-reuse big", "run hyimg bench --compare kv-reuse --model big;"),
+        ("eval a.png b.png", "run hyimg eval lpips a.png b.png; allowed: lpips, psnr"),
+        ("eval kv-reuse", "run hyimg bench --compare kv-reuse, then hyimg eval lpips"),
+        ("pick out 3", "run hyimg pick out --pick 3;"),
+        ("pick out text", "run hyimg pick out --by text;"),
+        ("pick 3", "run hyimg pick OUT --pick 3"),
+        ("score out text", "run hyimg score out --score text;"),
+        ("merge a b", "run hyimg merge a b -o all;"),
+        ("merge a", "run hyimg merge a -o all;"),
+        ("think a.jsonl", "run hyimg think a.jsonl -o texts.jsonl;"),
+        ("export out", "hyimg export out -o dataset"),
+        ("export out more set", "hyimg export out more -o set"),
+        ("cache rm", "did you mean hyimg cache clear?"),
+        ("cache ls", "did you mean hyimg cache list?"),
+        ("schema manifest", "did you mean line?"),
+    ],
+)
+def test_a_value_without_its_option_is_answered_with_the_whole_command(
+    run_cli: Run, words: str, said: str
+) -> None:
+    ran = run_cli(*words.split())
+    assert (ran.code, said in f"{ran.err.strip()};") == (2, True), ran.err
+
+
 def test_a_mistyped_manifest_is_answered_too(run_cli: Run, tmp_path: Path) -> None:
     (tmp_path / "jobs.jsonl").write_text("{}")
     assert "hint: did you mean jobs.jsonl?" in run_cli("check", "job.jsonl").err
