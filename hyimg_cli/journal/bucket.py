@@ -194,13 +194,7 @@ class BucketFolder(RunFolder):
     @property
     def is_locked(self) -> bool:
         with self._open_store() as store:
-            names = [one[0] for one in _list_names(store, "", _LEASE)]
-            names += [
-                f"{place[0]}/{one[0]}"
-                for place in _list_names(store, "", _PIECES)
-                for one in _list_names(store, place[0], _PIECE_LEASE)
-            ]
-            return any(_is_live(_read_lease(store, name)) for name in names)
+            return bool(_live_leases(store, _list_leases(store)))
 
     def _clear(self) -> None:
         """Remove local files that killed runs at this address left behind."""
@@ -224,13 +218,12 @@ class BucketFolder(RunFolder):
 
     def gather(self) -> None:
         with self._open_store() as store:
-            leases = _list_names(store, self.pieces, _PIECE_LEASE)
-            if any(_is_live(_read_lease(store, f"{self.pieces}/{one[0]}")) for one in leases):
+            if _live_leases(store, _list_names_in(store, self.pieces, _PIECE_LEASE)):
                 return
             known = {digest.of_bytes(line) for line in _lines_of(store, self.place, self._parts)}
             fresh = list[bytes]()
-            for piece in _list_names(store, self.pieces, _PIECE):
-                lines = _lines_of(store, self.place, f"{self.pieces}/{piece[0]}")
+            for piece in _list_names_in(store, self.pieces, _PIECE):
+                lines = _lines_of(store, self.place, piece)
                 fresh += [line for line in lines if digest.of_bytes(line) not in known]
             if fresh:
                 self._journal_parts.append(fresh)
@@ -252,12 +245,11 @@ class BucketFolder(RunFolder):
 
     def new_lines(self, read: dict[str, int]) -> Iterator[bytes]:
         with self._open_store() as store:
-            for piece in _list_names(store, self.pieces, _PIECE):
-                name = piece[0]
-                _, single = _list_parts(store, f"{self.pieces}/{name}")
-                for number in (one for one in single if one > read.get(name, -1)):
-                    part = store.cat_file(f"{self.pieces}/{name}/{number:08}.jsonl")
-                    read[name] = number
+            for piece in _list_names_in(store, self.pieces, _PIECE):
+                _, single = _list_parts(store, piece)
+                for number in (one for one in single if one > read.get(piece, -1)):
+                    part = store.cat_file(f"{piece}/{number:08}.jsonl")
+                    read[piece] = number
                     yield from part.splitlines()[1:]
 
     def write_results(self, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -358,16 +350,13 @@ class BucketFolder(RunFolder):
         Leases that are not live are left out. A piece is excluded only by its own lease.
         """
         if self.piece is not None:
-            leases = {self._lease: _read_lease(store, self._lease)}
-        else:
-            names = [one[0] for one in _list_names(store, "", _LEASE)]
-            for place in _list_names(store, "", _PIECES):
-                pieces = _list_names(store, place[0], _PIECE_LEASE)
-                if not self.writes_beside(f"lease{place[1] or ''}"):
-                    names += [f"{place[0]}/{one[0]}" for one in pieces]
-            own = {name for name in names if not self.writes_beside(name.removesuffix(".json"))}
-            leases = {name: _read_lease(store, name) for name in sorted(own)}
-        return {name: lease for name, lease in leases.items() if _is_live(lease)}
+            return _live_leases(store, [self._lease])
+        others = (
+            name
+            for name in _list_leases(store)
+            if not self.writes_beside(name.partition("/")[0].removesuffix(".json"))
+        )
+        return _live_leases(store, others)
 
     def _is_own(self, store: Any) -> bool:
         """Return True if the lease is still this run's."""
@@ -408,12 +397,31 @@ def _list_journals(store: Any) -> list[str]:
     """Return the journals of the folder, a whole run's first, those of pieces last."""
     found = [one[0] for one in _list_names(store, "", _JOURNAL)]
     for place in _list_names(store, "", _PIECES):
-        found += [f"{place[0]}/{one[0]}" for one in _list_names(store, place[0], _PIECE)]
+        found += _list_names_in(store, place[0], _PIECE)
     return found
+
+
+def _list_leases(store: Any) -> list[str]:
+    """Return the leases of the folder: of a whole run, of shards, then of pieces."""
+    found = [one[0] for one in _list_names(store, "", _LEASE)]
+    for place in _list_names(store, "", _PIECES):
+        found += _list_names_in(store, place[0], _PIECE_LEASE)
+    return found
+
+
+def _list_names_in(store: Any, folder: str, pattern: re.Pattern[str]) -> list[str]:
+    """Return the names in a folder that match, in order, with the folder's own."""
+    return [f"{folder}/{one[0]}" for one in _list_names(store, folder, pattern)]
 
 
 def _lines_of(store: Any, place: Path, parts: str) -> list[bytes]:
     return _read_parts(store, place, parts).splitlines(keepends=True)
+
+
+def _live_leases(store: Any, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the leases of these names that are live."""
+    leases = {name: _read_lease(store, name) for name in names}
+    return {name: lease for name, lease in leases.items() if _is_live(lease)}
 
 
 def _is_live(lease: Mapping[str, Any]) -> bool:

@@ -244,7 +244,7 @@ class RunFolder(JobFolder):
             pieces = [*self.folder.glob(f"{PIECES}*/*.lock")]
             until = time.monotonic() + _PARTING_S
             for path in pieces:
-                if self.writes_beside(f"{LOCK}{path.parent.name.removeprefix(PIECES)}"):
+                if self.writes_beside(path.parent.name):
                     continue
                 while holder := find_holder(path):  # processes of a killed run end in a moment
                     if time.monotonic() > until:
@@ -254,7 +254,7 @@ class RunFolder(JobFolder):
                 self._clear()
 
     def writes_beside(self, other: str) -> bool:
-        """Return True if this shard and the one whose lock ends in `other` belong to one count."""
+        """Return True if this shard and the one whose name `other` ends in are of one count."""
         count = self.shard.rpartition("-")[2]
         return bool(count) and other.endswith(f"-of-{count}") and not other.endswith(self.shard)
 
