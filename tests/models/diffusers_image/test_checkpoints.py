@@ -1,6 +1,7 @@
 """Checkpoints that are not what their index says: exit 3, by name, before a weight is read."""
 
 import json
+import math
 import pickle
 import shutil
 import sys
@@ -331,6 +332,19 @@ def test_a_vae_that_is_not_finite_is_refused(tmp_path: Path, checkpoint: Checkpo
     place = LoadTarget(torch.device("cpu"), torch.float32)
     with pytest.raises(CheckpointError, match="not finite"):
         load_weights(read_layout(folder).components["vae"], place)
+
+
+def test_latents_that_are_not_finite_fail_their_job(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    folder = tmp_path / "nan"
+    shutil.copytree(checkpoint("klein"), folder)
+    in_weights(f"transformer/{WEIGHTS}", lambda t: t["proj_out.weight"].fill_(math.nan))(folder)
+    manifest = write_manifest(line("a", "red", size="64x64", num_inference_steps=1))
+    ran = run_cli("generate", manifest, "-o", tmp_path / "out", "--model", folder, "--no-report")
+    (result,) = map(json.loads, (tmp_path / "out" / "results.jsonl").read_text().splitlines())
+    found = result["error"]["code"], result["error"]["message"]
+    assert (ran.code, *found) == (1, "output-image.not-finite", "the latents are not finite")
 
 
 def test_paths_near_a_checkpoint_say_where_it_is(

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiny_editors
 from models.diffusers_image.classic import Checkpoint, Line, line
+from PIL import Image
 
 STEPS = 3
 MOMENTS = ("embed", "step", "decode", "write", "line")
@@ -108,6 +109,11 @@ def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[str, in
     return [(planned, int(code), made) for planned, made, code in told]
 
 
+def notes_of(folder: Path) -> dict[str, list[str]]:
+    lines = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
+    return {one["custom_id"]: one.get("notes", []) for one in lines}
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "outputs").iterdir()}
 
@@ -121,6 +127,9 @@ def an_edit(custom_id: str, *images: str, **more: Any) -> Line:
 def test_a_killed_edit_goes_on_where_it_stood(
     write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
 ) -> None:
+    # A note on the transparent source is kept with its latents.
+    with Image.open(tmp_path / sources[1]) as opened:
+        opened.convert("LA").point(lambda value: value // 2).save(tmp_path / sources[1])
     # The kept source is encoded in its own size too: that in which its edit is drawn.
     manifest = write_manifest(
         an_edit("plain", *sources), an_edit("kept", sources[0], seed=8, keep_outside=True)
@@ -146,6 +155,8 @@ def test_a_killed_edit_goes_on_where_it_stood(
     ]  # fmt: skip
     for name in ("moved", "seldom"):
         assert files_of(tmp_path / name) == files_of(tmp_path / "whole")
+        assert notes_of(tmp_path / name) == notes_of(tmp_path / "whole")
+        assert notes_of(tmp_path / name)["plain"]
         assert not list((tmp_path / name).rglob("*.tmp"))
         assert not (tmp_path / name / "latents").exists()
 
