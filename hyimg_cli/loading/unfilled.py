@@ -1,13 +1,13 @@
 """Find weights that a download never wrote: zeros in a file that was made at its full size.
 
 Some weights are zero by right: biases, new projections, rows of an embedding without a token. Each
-of these is a whole tensor, or whole rows of one. What a download leaves begins anywhere, and is
-followed by everything behind it in the file.
+of these is a whole tensor, or whole rows of one. What a download leaves begins anywhere. It is
+followed by everything behind it in the file, or it is a hole that the disk never stored.
 """
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from hyimg_cli.files import opened
 from hyimg_cli.loading.checkpoint import FLOATS, TensorInfo, Tensors, fault, readable
 from hyimg_cli.spec.units import names_text
 
-_PIECE_BYTES, _SCAN_BYTES = 1 << 12, 1 << 20
+_PIECE_BYTES, _SCAN_BYTES, _HOLE_BYTES = 1 << 12, 1 << 20, 1 << 20
 # Matrices without a number at the end of a file, and their least share of it: more than new layers.
 _FEWEST, _LEAST = 2, 0.1
 # As many zeros at the end of a row are no accident if the next tensor is zero, too.
@@ -49,6 +49,12 @@ def _unfilled(file: int, tensors: Sequence[tuple[str, TensorInfo]]) -> list[str]
     is_zero = [count == info.bytes for count, info in zip(zeros, infos, strict=True)]
     if all(is_zero):
         return []
+    if torn := [
+        name
+        for name, info in tensors
+        if any(_is_torn(file, info, *one) for one in _holes(file, info))
+    ]:
+        return torn
     for at, info in enumerate(infos):
         end = at + 1
         while end < len(infos) and is_zero[end]:
@@ -61,6 +67,42 @@ def _unfilled(file: int, tensors: Sequence[tuple[str, TensorInfo]]) -> list[str]
     matrices = sum(len(info.shape) > 1 for info in infos[first:])
     share = sum(info.bytes for info in infos[first:]) / sum(info.bytes for info in infos)
     return names[first:] if matrices >= _FEWEST and share >= _LEAST else []
+
+
+def _holes(file: int, info: TensorInfo) -> Iterator[tuple[int, int]]:
+    """Yield the start and end, in a tensor, of large parts that the disk never stored."""
+    at, end = info.start, info.start + info.bytes
+    while at < end:
+        try:
+            begin = os.lseek(file, at, os.SEEK_HOLE)
+        except OSError:  # not on this file system
+            return
+        if begin >= end:
+            return
+        try:
+            at = min(os.lseek(file, begin, os.SEEK_DATA), end)
+        except OSError:  # the file ends with it
+            at = end
+        if at - begin >= _HOLE_BYTES:
+            yield begin - info.start, at - info.start
+
+
+def _is_torn(file: int, info: TensorInfo, begin: int, end: int) -> bool:
+    """Return True if the zeros around a hole begin or end inside a row.
+
+    A copy may leave out zeros of the author, too: those are whole rows.
+    """
+    if info.dtype not in (*FLOATS, "F8_E4M3"):
+        return False
+    before = os.pread(file, min(begin, _SCAN_BYTES), info.start + max(0, begin - _SCAN_BYTES))
+    after = os.pread(file, min(info.bytes - end, _SCAN_BYTES), info.start + end)
+    row = info.bytes // info.shape[0]
+    begin = max(begin - (len(before) - len(before.rstrip(b"\0"))), 0)
+    end += len(after) - len(after.lstrip(b"\0"))
+    # A value next to the zeros may be small: its bytes are zero but for some.
+    width = info.bytes // math.prod(info.shape)
+    begin, end = -(-begin // width) * width, end // width * width
+    return begin % row > 0 or end % row > 0
 
 
 def _is_cut(info: TensorInfo, zeros: int, after: Sequence[TensorInfo]) -> bool:

@@ -1,5 +1,6 @@
 """Zeros that a download left in a file of weights are found; zeros that belong there are not."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,3 +98,44 @@ def test_embedded_checkpoints_are_filled() -> None:
     for model in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
         for file in registry.resolve_model(model).rglob("*.safetensors"):
             refuse_unfilled(file.parent, tensor_index(file.parent, file.stem))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "is_torn"),
+    [
+        (1_000_000, 3_500_000, True),
+        (1_000_000, 3_000_960, True),  # ends with a row
+        (0, 2_500_000, True),
+        (1_920 * 1000, 1_920 * 2000, False),  # rows that the author left zero
+        (0, 1_920 * 1000, False),
+        (1_920 * 3000, 1_920 * 4096, False),
+        (0, 1_920 * 4096, False),
+        (1_000_000, 1_300_000, False),  # small enough to be anything
+        (5, 5, False),
+    ],
+)
+def test_a_hole_inside_one_tensor_is_named(
+    tmp_path: Path, start: int, stop: int, is_torn: bool
+) -> None:
+    """Of 4,096 rows of 1,920 bytes; the disk has not stored what lies between."""
+    made = torch.Generator().manual_seed(1)
+    matrix = torch.randn((4096, 480), generator=made)
+    folder = written(tmp_path, {"a.weight": torch.ones(8, 8), "b.weight": matrix})
+    data = (folder / NAME).read_bytes()
+    at = len(data) - matrix.nbytes
+    with (folder / NAME).open("wb") as file:
+        file.write(data[: at + start])
+        file.seek(at + stop)
+        file.write(data[at + stop :])
+        file.truncate(len(data))
+    if stop - start > 1 << 20:
+        with (folder / NAME).open("rb") as file:
+            hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+        if hole == len(data) and stop < matrix.nbytes:
+            pytest.skip("this file system stores zeros")
+    found = tensor_index(folder)
+    if is_torn:
+        with pytest.raises(CheckpointError, match="in place of b"):
+            refuse_unfilled(folder, found)
+    else:
+        refuse_unfilled(folder, found)
