@@ -6,7 +6,7 @@ changes.
     python benchmarks/kv_reuse.py count --steps 8 --sources 3      one case, counted
     python benchmarks/kv_reuse.py clock --steps 8 --batch 4        one case, timed
     python benchmarks/kv_reuse.py planted                          faults in the reuse, in dB
-    python benchmarks/kv_reuse.py all --out results/NAME.json      every case of docs/kv-reuse.md
+    python benchmarks/kv_reuse.py all --out results/NAME.json      every case of kv-reuse.md
         --cases 3                     time at most 3 cases that the file lacks, and stop
 
 Counted: FLOP of the transformer in the diffusion stage. The VAE, the vision encoder, the
