@@ -26,6 +26,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, encoded_by
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.events import Progress
 from hyimg_cli.spec.job import ImageJob
@@ -120,7 +121,9 @@ def serve(
     started = time.perf_counter()
     run = ContinuousBatch(
         WholeBatches(
-            jobs, _studio(model, load), lambda: PhaseClock(started, partial(synchronize, [device]))
+            (Ticket(job, submitted=started) for job in jobs),
+            _studio(model, load),
+            lambda since: PhaseClock(since, partial(synchronize, [device])),
         ),
         together,
     )

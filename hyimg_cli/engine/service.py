@@ -1,7 +1,7 @@
 """One loaded model that works for many callers: a server's engine.
 
     callers' threads    a `ServedSession` each: puts tickets, gets their events, records results
-    engine thread       `Pipeline.serve`: takes tickets, draws, sends events
+    engine thread       `Pipeline.work`: takes tickets, draws, sends events
 
 A `ServedSession` has the interface of `Session`, and a `ManifestRun` can use it. It records results
 in its caller's thread, in its own folder; the engine writes nothing.
@@ -38,7 +38,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
-from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue, Told
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.remote import keep_copies_in
@@ -51,7 +51,6 @@ from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
-Told = Event | Request[Any] | Lost[Any] | Dropped
 # Number of latest pictures over which the rate is measured.
 _LATELY = 32
 _PREFIX_PART = 4
@@ -79,7 +78,7 @@ class Service:
         self.card = registry.model_card(self.model, config.model.revision)
         is_latent = self.card.denoises_latents
         self.pipeline: AnyPipeline = EditPipeline(config) if is_latent else ImagePipeline(config)
-        self.queue = JobQueue()
+        self.queue = TicketQueue()
         self.is_ready = False
         self.fault: HyimgError | None = None
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
@@ -189,7 +188,7 @@ class Service:
                 freeze_libraries()
                 self.is_ready = True
                 self._begun.set()
-                self.pipeline.serve(self.queue)
+                deque(self.pipeline.work(self.queue), maxlen=0)
         except BaseException as error:
             fault = error if isinstance(error, HyimgError) else machine_fault(error)
             if fault is None:

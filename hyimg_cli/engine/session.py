@@ -1,9 +1,10 @@
 """Run pipelines on a plan: the only place that holds models, plan and folder."""
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.engine.failures import FailureLimit
@@ -16,6 +17,7 @@ from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
@@ -106,8 +108,11 @@ class Session:
         self, jobs: Sequence[Job], folder: JobFolder | None, started: float
     ) -> Iterator[Event | Request[Job] | Lost[Job]]:
         """Run a group's jobs; end early if a stop was requested."""
-        for event in self._pipeline.work(jobs, folder, started):
-            yield event
+        told = deque[Any]()
+        tickets = [Ticket(job, folder=folder, tell=told.append, submitted=started) for job in jobs]
+        for _ in self._pipeline.work(TicketQueue(tickets, is_whole=True)):
+            while told:
+                yield told.popleft()
             self._stop_if_asked()
 
     def _stop_if_asked(self) -> None:

@@ -17,9 +17,9 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import key_of
 from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.out_of_memory import Attempt
-from hyimg_cli.pipelines.queue import JobQueue
+from hyimg_cli.pipelines.queue import TicketQueue
 from hyimg_cli.pipelines.ranks import ModelRanks
-from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, ModelLoaded, OutputFile, Prewarmed
 from hyimg_cli.spec.job import Job
@@ -83,16 +83,11 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         yield from self.prepare([*jobs] * (2 * self._config.batch.max_size), None)
 
     @abstractmethod
-    def work(
-        self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
-    ) -> Iterator[Event | Done | Lost[OneJob]]:
-        """Run a group's jobs; `started` is when their clocks begin."""
+    def work(self, queue: TicketQueue) -> Iterator[None]:
+        """Run the queue's jobs, until no more can come and nothing is at work.
 
-    @abstractmethod
-    def serve(self, queue: JobQueue) -> None:
-        """Run jobs as they arrive, until the queue is closed and nothing is at work.
-
-        Each ticket gets the events of its job.
+        Each ticket is told the events of its job, one of them before each yield. A caller that
+        closes the iterator ends the jobs at work.
         """
 
     @abstractmethod

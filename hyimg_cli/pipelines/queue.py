@@ -1,5 +1,10 @@
-"""Jobs waiting for a loaded model, put by many callers' threads and taken by the engine."""
+"""Jobs waiting for a loaded model.
 
+A run puts all of its jobs at once and takes them itself. Of a server, many callers' threads put
+jobs, and the engine takes them.
+"""
+
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,35 +24,44 @@ class Dropped:
     custom_id: str
 
 
+# What a ticket is told.
+Told = Event | Request[Any] | Lost[Any] | Dropped
+
+
 @dataclass(eq=False)
 class Ticket:
     """A job that waits or is at work, identified by the ticket and not by its custom_id.
 
-    `scope`: jobs of the same scope may share texts and prefixes. `tell` gets the job's events, then
-    exactly one end: a finished Request, Lost or Dropped. It must not block. `submitted`: a
-    `time.perf_counter()` reading. `is_dropped`: set by `JobQueue.drop`; the engine checks it in
-    each pass. `phase`: of a job at work, as the service counts it.
+    `scope`: jobs of the same scope may share texts and prefixes. `folder`: where its result goes.
+    `tell` gets the job's events, then exactly one end: a finished Request, Lost or Dropped. It must
+    not block. `submitted`: the `time.perf_counter()` reading at which the job's clock begins.
+    `is_dropped`: set by `TicketQueue.drop`; the pipeline checks it in each pass. `phase`: of a job
+    at work, as the service counts it.
     """
 
     job: Job
-    scope: str
-    caller: str
-    is_online: bool
-    folder: JobFolder | None
-    tell: Callable[[Event | Request[Any] | Lost[Any] | Dropped], object]
-    submitted: float
+    scope: str = ""
+    caller: str = ""
+    is_online: bool = False
+    folder: JobFolder | None = None
+    tell: Callable[[Told], object] = lambda told: None
+    submitted: float = 0.0
     is_dropped: bool = False
     phase: str = ""
 
 
-class JobQueue:
-    """Waiting tickets: online ones first, and callers take turns within each kind."""
+class TicketQueue:
+    """Waiting tickets: online ones first, and callers take turns within each kind.
 
-    def __init__(self) -> None:
+    `is_whole`: all tickets are in it from the start, so that nobody waits for more.
+    """
+
+    def __init__(self, tickets: Iterable[Ticket] = (), *, is_whole: bool = False) -> None:
         # By kind and then by caller: the waiting tickets. The caller whose turn it is comes first.
         self._waiting: dict[bool, dict[str, deque[Ticket]]] = {True: {}, False: {}}
         self._changed = threading.Condition()
-        self.is_closed = False
+        self.is_closed, self.is_whole = False, is_whole
+        self.put(tickets)
 
     def put(self, tickets: Iterable[Ticket]) -> None:
         """Add tickets; a closed queue drops them."""
@@ -59,15 +73,17 @@ class JobQueue:
             self._changed.notify_all()
         _tell_dropped(refused)
 
-    def take(self, room: int, *, wait: bool, is_online: bool | None = None) -> list[Ticket]:
+    def take(
+        self, room: int = sys.maxsize, *, wait: bool = False, is_online: bool | None = None
+    ) -> list[Ticket]:
         """Return up to `room` tickets; none if none waits or the queue is closed.
 
-        `is_online`: take only this kind. `wait`: block until a ticket waits or the queue is closed.
+        `is_online`: take only this kind. `wait`: block until a ticket waits or no more will come.
         """
         kinds = [of for kind, of in self._waiting.items() if is_online in (None, kind)]
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self.is_closed or any(kinds))
+                self._changed.wait_for(lambda: self.is_closed or self.is_whole or any(kinds))
             taken: list[Ticket] = []
             for callers in () if self.is_closed else kinds:
                 while callers and len(taken) < room:

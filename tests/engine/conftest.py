@@ -27,6 +27,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages, encoded_by
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -106,7 +107,8 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
 
         clock = PhaseClock(0.0, lambda: None)
         run = ContinuousBatch(
-            WholeBatches([job], studio_of(model, reuse=reuse), lambda: clock), Together(1, 1)
+            WholeBatches([Ticket(job)], studio_of(model, reuse=reuse), lambda since: clock),
+            Together(1, 1),
         )
         with monkeypatch.context() as patch:
             patch.setattr(model.network, "velocity", recorded)

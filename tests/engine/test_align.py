@@ -24,6 +24,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, aligned
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
@@ -41,7 +42,9 @@ def edit(job: ImageJob, sources: tuple[str, ...]) -> ImageJob:
 def _drawn(jobs: list[ImageJob], family: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
         WholeBatches(
-            jobs, studio_of(family, tree=KVTree(10**9)), lambda: PhaseClock(0.0, lambda: None)
+            map(Ticket, jobs),
+            studio_of(family, tree=KVTree(10**9)),
+            lambda since: PhaseClock(since, lambda: None),
         ),
         Together(size, size),
     )

@@ -27,6 +27,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import ImageJob
 
@@ -161,7 +162,9 @@ def test_a_job_that_is_gone_takes_its_memory_along(family: Any, graphs: DecodeGr
 
 def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
-        WholeBatches(jobs, studio_of(model), lambda: PhaseClock(0.0, lambda: None)),
+        WholeBatches(
+            map(Ticket, jobs), studio_of(model), lambda since: PhaseClock(since, lambda: None)
+        ),
         Together(size, size),
         read_lag=1,
     )

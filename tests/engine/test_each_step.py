@@ -22,7 +22,7 @@ from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.admission import AtWork, Served
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
-from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobStarted, Progress
@@ -52,7 +52,7 @@ class Server:
                 server._advance()
                 return super().next_pass(at)
 
-        class Coming(JobQueue):
+        class Coming(TicketQueue):
             def take(self, room: int, *, wait: bool, **kinds: bool) -> list[Ticket]:
                 while wait and not self.is_closed and not any(self.counts().values()):
                     assert server.coming or server._is_over, "a ticket is lost"
@@ -71,7 +71,7 @@ class Server:
     def put(
         self, job: ImageJob, at: int = 0, *, scope: str = "a", is_online: bool = True
     ) -> Ticket:
-        ticket = Ticket(job, scope, scope, is_online, None, lambda _: None, 0.0)
+        ticket = Ticket(job, scope, scope, is_online)
         ticket.tell = lambda event: self._hear(ticket, event)
         self.tickets.append(ticket)
         self.coming.setdefault(at, []).append(ticket)
@@ -83,7 +83,6 @@ class Server:
     def run(self) -> dict[str, Any]:
         """Every ticket's end, by custom_id."""
         for work, event in self.batch.events():
-            assert work.ticket is not None
             work.ticket.tell(event)
         assert self.ends.keys() == set(self.tickets), "each is told of its end"
         return {ticket.job.custom_id: end for ticket, end in self.ends.items()}

@@ -28,6 +28,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
@@ -126,9 +127,11 @@ def test_a_part_of_the_gpu_is_kept_to() -> None:
 
 def _events(jobs: list[ImageJob], model: Any, **options: Any) -> Iterator[Any]:
     """What a group tells on its way; the error that a job is lost by is raised."""
-    clock = partial(PhaseClock, 0.0, lambda: None)
+    clock = partial(PhaseClock, synchronize=lambda: None)
     together = Together(len(jobs), len(jobs))
-    run = ContinuousBatch(WholeBatches(jobs, studio_of(model), clock), together, **options)
+    run = ContinuousBatch(
+        WholeBatches(map(Ticket, jobs), studio_of(model), clock), together, **options
+    )
     for event in run.run():
         if isinstance(event, Lost):
             raise event.error

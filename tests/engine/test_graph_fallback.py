@@ -28,6 +28,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import JobStarted, Prewarmed
 from hyimg_cli.spec.job import ImageJob
@@ -83,7 +84,9 @@ def jobs(job: ImageJob) -> list[ImageJob]:
 
 def ends(jobs: list[ImageJob], model: Any) -> list[Any]:
     run = ContinuousBatch(
-        WholeBatches(jobs, studio_of(model), lambda: PhaseClock(0.0, lambda: None)),
+        WholeBatches(
+            map(Ticket, jobs), studio_of(model), lambda since: PhaseClock(since, lambda: None)
+        ),
         Together(len(jobs), len(jobs)),
     )
     found = [event for event in run.run() if isinstance(event, ImageRequest)]

@@ -22,6 +22,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import DecodeRequest
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -38,7 +39,7 @@ def _run(
     draw_size: int | None = None,
 ) -> dict[str, ImageRequest | Lost]:
     run = ContinuousBatch(
-        WholeBatches(jobs, studio, lambda: PhaseClock(0.0, lambda: None)),
+        WholeBatches(map(Ticket, jobs), studio, lambda since: PhaseClock(since, lambda: None)),
         Together(size, draw_size or size),
         read_lag=read_lag,
     )

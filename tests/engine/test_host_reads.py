@@ -17,6 +17,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 HOST_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__")
@@ -68,7 +69,9 @@ def _jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 
 def _group(jobs: list[ImageJob], family: Any, read_lag: int) -> ContinuousBatch:
     return ContinuousBatch(
-        WholeBatches(jobs, studio_of(family), lambda: PhaseClock(0.0, lambda: None)),
+        WholeBatches(
+            map(Ticket, jobs), studio_of(family), lambda since: PhaseClock(since, lambda: None)
+        ),
         Together(4, 4),
         read_lag=read_lag,
     )

@@ -3,6 +3,7 @@ one at a time; sources of one scope are not there for another.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from hyimg_cli.pipelines.image.admission import ONLINE_PLACES
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.pipeline import Pipeline
-from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.settings.run import BatchConfig, CacheConfig, ModelChoice, OutputConfig, RunConfig
@@ -31,9 +32,9 @@ from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
 class Caller:
     """What one ticket was told, from another thread."""
 
-    def __init__(self, queue: JobQueue, job: Job, scope: str, folder: Any = None) -> None:
+    def __init__(self, queue: TicketQueue, job: Job, scope: str, folder: Any = None) -> None:
         self._queue, self._told = queue, Queue[Any]()
-        self.ticket = Ticket(job, scope, scope, True, folder, self._told.put, 0.0)
+        self.ticket = Ticket(job, scope, scope, True, folder, self._told.put)
         queue.put([self.ticket])
 
     def heard(self, until: Callable[[Any], bool]) -> Any:
@@ -50,9 +51,9 @@ class Caller:
 
 
 @contextmanager
-def serving(pipeline: Pipeline[Any, Any, Any]) -> Iterator[JobQueue]:
-    queue = JobQueue()
-    engine = threading.Thread(target=pipeline.serve, args=[queue])
+def serving(pipeline: Pipeline[Any, Any, Any]) -> Iterator[TicketQueue]:
+    queue = TicketQueue()
+    engine = threading.Thread(target=lambda: deque(pipeline.work(queue), maxlen=0))
     engine.start()
     try:
         yield queue

@@ -14,6 +14,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -36,7 +37,7 @@ def _run(
 ) -> tuple[dict[str, ImageRequest | Lost], list[list[int]]]:
     watched = Watched(model)
     studio = studio_of(watched, tree=KVTree(10**9, **tree))
-    known = WholeBatches(jobs, studio, lambda: PhaseClock(0.0, lambda: None))
+    known = WholeBatches(map(Ticket, jobs), studio, lambda since: PhaseClock(since, lambda: None))
     run = ContinuousBatch(known, Together(size, size))
     ends = [event for event in run.run() if isinstance(event, ImageRequest | Lost)]
     return {end.job.custom_id: end for end in ends}, watched.forwards

@@ -29,6 +29,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.quality.metrics import psnr
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.card import PICTURE_BYTES
@@ -72,7 +73,9 @@ def test_a_picture_is_the_same_to_the_bit_alone_and_together(job: ImageJob, form
 
 def _pixels(jobs: list[ImageJob], model: Any, *, size: int) -> dict[str, bytes]:
     run = ContinuousBatch(
-        WholeBatches(jobs, studio_of(model), lambda: PhaseClock(0.0, lambda: None)),
+        WholeBatches(
+            map(Ticket, jobs), studio_of(model), lambda since: PhaseClock(since, lambda: None)
+        ),
         Together(size, size),
     )
     ends = [end for end in run.run() if isinstance(end, ImageRequest)]

@@ -21,7 +21,7 @@ from hyimg_cli.memory.fit import need
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.pipeline import Pipeline
-from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import (
     BatchConfig,
@@ -54,10 +54,7 @@ class FakePipeline(Pipeline[Any, Any, Any]):
         type(self).prepared = tuple(jobs)
         yield from ()
 
-    def work(self, jobs: Any, folder: Any, started: float) -> Iterator[Any]:
-        raise AssertionError("a service does not work on groups")
-
-    def serve(self, queue: JobQueue) -> None:
+    def work(self, queue: TicketQueue) -> Iterator[None]:
         steps: dict[Ticket, int] = {}
         while True:
             for ticket in queue.take(4 - len(steps), wait=not steps):
@@ -77,6 +74,7 @@ class FakePipeline(Pipeline[Any, Any, Any]):
                 else:
                     del steps[ticket]
                     ticket.tell(self._end(ticket))
+                yield
 
     def _end(self, ticket: Ticket) -> Request[Any]:
         job: Any = ticket.job

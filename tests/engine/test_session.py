@@ -24,7 +24,7 @@ from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.pipelines import clock
-from hyimg_cli.pipelines.image.pipeline import ImagePipeline
+from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import BatchConfig, FailurePolicy, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, GroupStarted, JobEnded, JobStarted, Outcome
@@ -58,15 +58,15 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
 def test_an_interrupt_in_the_middle_of_work_keeps_what_is_finished(
     jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = ImagePipeline.work
+    events = ContinuousBatch.events
 
-    def interrupted(pipeline: ImagePipeline, *given: Any) -> Iterator[Any]:
-        for event in work(pipeline, *given):
-            yield event
+    def interrupted(batch: ContinuousBatch) -> Iterator[Any]:
+        for work, event in events(batch):
+            yield work, event
             if isinstance(event, Request):
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(ImagePipeline, "work", interrupted)
+    monkeypatch.setattr(ContinuousBatch, "events", interrupted)
     plain = [replace(jobs[1], custom_id=f"j{n}", num_inference_steps=1) for n in range(2)]
     with pytest.raises(KeyboardInterrupt):
         _run(plain, tmp_path)

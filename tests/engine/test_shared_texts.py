@@ -22,6 +22,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import Texts
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobStarted
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -64,7 +65,8 @@ def run(
     jobs: Sequence[ImageJob], stages: ImageStages, size: int, *, events: list[Any] | None = None
 ) -> Ends:
     batch = ContinuousBatch(
-        WholeBatches(jobs, stages, lambda: PhaseClock(0.0, lambda: None)), Together(size, size)
+        WholeBatches(map(Ticket, jobs), stages, lambda since: PhaseClock(since, lambda: None)),
+        Together(size, size),
     )
     ends: Ends = {}
     for event in batch.run():

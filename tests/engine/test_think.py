@@ -16,6 +16,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.stages import ImageRequest
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -127,7 +128,8 @@ def test_a_repetition_penalty_holds_alone_and_in_company(
 def _texts(model: Any, jobs: list[ImageJob], size: int) -> dict[str, tuple[int, ...] | None]:
     stages = replace(studio_of(model), draws=False)
     batch = ContinuousBatch(
-        WholeBatches(jobs, stages, lambda: PhaseClock(0.0, lambda: None)), Together(size, size)
+        WholeBatches(map(Ticket, jobs), stages, lambda since: PhaseClock(since, lambda: None)),
+        Together(size, size),
     )
     return {one.job.custom_id: one.text.ids for one in batch.run() if isinstance(one, ImageRequest)}
 

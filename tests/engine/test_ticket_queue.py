@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
 
 
 def ticket(name: str, caller: str = "a", *, is_online: bool = False, told: Any = None) -> Ticket:
     job: Any = SimpleNamespace(custom_id=name)
     tell = (told if told is not None else []).append
-    return Ticket(job, caller, caller, is_online, None, tell, 0.0)
+    return Ticket(job, caller, caller, is_online, tell=tell)
 
 
 def names(tickets: list[Ticket]) -> str:
@@ -20,7 +20,7 @@ def names(tickets: list[Ticket]) -> str:
 
 
 def test_online_comes_first_and_callers_in_turn() -> None:
-    queue = JobQueue()
+    queue = TicketQueue()
     queue.put([ticket("b1", "b"), ticket("b2", "b"), ticket("b3", "b"), ticket("c1", "c")])
     queue.put([ticket("o1", "x", is_online=True), ticket("o2", "x", is_online=True)])
     queue.put([ticket("p1", "y", is_online=True)])
@@ -37,7 +37,7 @@ def test_online_comes_first_and_callers_in_turn() -> None:
 
 
 def test_what_is_dropped_while_it_waits_is_told_at_once() -> None:
-    queue, told = JobQueue(), list[Any]()
+    queue, told = TicketQueue(), list[Any]()
     waiting = [ticket(f"w{n}", told=told) for n in range(4)]
     queue.put(waiting)
     (at_work,) = queue.take(1, wait=True)
@@ -48,7 +48,7 @@ def test_what_is_dropped_while_it_waits_is_told_at_once() -> None:
 
 
 def test_a_closed_queue_drops_what_waits_and_what_comes() -> None:
-    queue, told = JobQueue(), list[Any]()
+    queue, told = TicketQueue(), list[Any]()
     queue.put([ticket("waits", told=told)])
     queue.close()
     queue.put([ticket("comes", told=told)])
@@ -59,10 +59,16 @@ def test_a_closed_queue_drops_what_waits_and_what_comes() -> None:
 
 @pytest.mark.parametrize("wakes", ["put", "close"])
 def test_whoever_waits_is_woken(wakes: str) -> None:
-    queue, taken = JobQueue(), list[list[Ticket]]()
+    queue, taken = TicketQueue(), list[list[Ticket]]()
     waiter = threading.Thread(target=lambda: taken.append(queue.take(1, wait=True)))
     waiter.start()
     one = ticket("one")
     queue.put([one]) if wakes == "put" else queue.close()
     waiter.join(10)
     assert taken == [[one] if wakes == "put" else []]
+
+
+def test_nobody_waits_for_more_tickets_of_a_whole_queue() -> None:
+    queue = TicketQueue(map(ticket, "abc"), is_whole=True)
+    assert names(queue.take(wait=True)) == "a b c"
+    assert queue.take(wait=True) == []

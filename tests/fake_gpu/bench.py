@@ -32,6 +32,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ReuseConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
 
@@ -141,7 +142,8 @@ class Bench:
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
         run = ContinuousBatch(
-            WholeBatches(jobs, studio, lambda: PhaseClock(0.0, lambda: None)), together
+            WholeBatches(map(Ticket, jobs), studio, lambda since: PhaseClock(since, lambda: None)),
+            together,
         )
         ends: Counter[type] = Counter()
         with patch.object(stages, "_pixels", _no_pixels):

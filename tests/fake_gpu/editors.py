@@ -4,6 +4,7 @@ By the run's own pipeline, which draws one picture at a time. Weights have no nu
 the product's code and the libraries'.
 """
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image.model import LatentImageModel
 from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, Offloading, OutputConfig, RunConfig
 from hyimg_cli.spec.events import Progress
@@ -67,7 +69,9 @@ def _run(stages: Stages, config: RunConfig, job: ImageJob) -> None:
         if isinstance(event, Progress):
             stages.end(f"encode {len(trace.stages)}")
     stages.end("load")
-    for event in pipeline.work([job], None, 0.0):
+    told = deque[Any]()
+    for _ in pipeline.work(TicketQueue([Ticket(job, tell=told.append)], is_whole=True)):
+        event = told.popleft()
         if isinstance(event, Lost):
             raise event.error
         if isinstance(event, Progress) and event.phase == "denoise":

@@ -5,12 +5,14 @@ turn, since torch's modes belong to a thread.
 """
 
 import gc
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from fake_gpu.trace import Stages
 
 from hyimg_cli.pipelines.pipeline import Pipeline
+from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import ModelLoaded, Progress, PromptsReady
 
@@ -41,7 +43,10 @@ def run(
 def _events(pipeline: Any, model: str, jobs: list[Any]) -> Iterator[Any]:
     yield from pipeline.use(model, jobs, None)
     yield from pipeline.prepare(jobs, None)
-    yield from pipeline.work(jobs, None, 0.0)
+    told = deque[Any]()
+    tickets = [Ticket(job, tell=told.append) for job in jobs]
+    for _ in pipeline.work(TicketQueue(tickets, is_whole=True)):
+        yield told.popleft()
 
 
 def _ended(event: Any) -> str | None:

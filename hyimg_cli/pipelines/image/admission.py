@@ -16,7 +16,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.image.think import DecodeRequest, repeated_texts
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
-from hyimg_cli.pipelines.queue import Dropped, JobQueue, Ticket
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
 from hyimg_cli.settings.run import BatchConfig
 from hyimg_cli.spec.job import ImageJob
 
@@ -78,7 +78,7 @@ class AtWork:
 
 
 class WholeBatches:
-    """Jobs that are all known from the start, in order. An item is a job that has not begun.
+    """Jobs that are all known from the start, in order.
 
     Every additional row makes a decode step more efficient, while a few pictures already fill a
     denoise step. A job that needs no text draws as soon as the next job in line does need one.
@@ -86,12 +86,13 @@ class WholeBatches:
 
     def __init__(
         self,
-        jobs: Iterable[ImageJob],
+        tickets: Iterable[Ticket],
         stages: ImageStages,
-        new_clock: Callable[[], PhaseClock],
+        new_clock: Callable[[float], PhaseClock],
     ) -> None:
+        """`new_clock`: makes a clock that begins at a given time."""
         self.stages = stages
-        self._waiting, self._new_clock = deque(jobs), new_clock
+        self._waiting, self._new_clock = deque(tickets), new_clock
         self._repeated = repeated_texts(map(self.text_of, self._waiting))
 
     @property
@@ -103,16 +104,16 @@ class WholeBatches:
         """Begin a pass; return the requests that have been dropped."""
         return ()
 
-    def text_of(self, item: ImageJob) -> Hashable | None:
+    def text_of(self, item: Ticket) -> Hashable | None:
         """Return a key that is equal for jobs that would write, or were given, the same text."""
-        return _text_of(item, self.stages)
+        return _text_of(_job(item), self.stages)
 
     def is_repeated(self, text: Hashable | None) -> bool:
         """True if another job may have the same text."""
         return text is not None and hash(text) in self._repeated
 
-    def take(self, at: AtWork) -> ImageRequest | ImageJob | None:
-        """Return the request or item that begins now, preempted ones first; None if none can."""
+    def take(self, at: AtWork) -> ImageRequest | Ticket | None:
+        """Return the request or ticket that begins now, preempted ones first; None if none can."""
         thinks, draws = len(at.to_think), len(at.to_draw)
         has_places = thinks < at.most.thinking and draws < at.most.drawing
         if not has_places or at.drawing or at.is_full or self._is_due(at):
@@ -121,14 +122,14 @@ class WholeBatches:
             return at.preempted.popleft()
         return self._waiting.popleft() if self._waiting else None
 
-    def put_back(self, items: Iterable[ImageJob]) -> None:
-        """Put taken items back at the front of the line."""
+    def put_back(self, items: Iterable[Ticket]) -> None:
+        """Put taken tickets back at the front of the line."""
         self._waiting.extendleft(reversed([*items]))
 
-    def begin(self, item: ImageJob) -> ImageRequest:
-        """Return the request of an item that begins."""
-        work = ImageRequest(item, self._new_clock())
-        work.stages = self.stages
+    def begin(self, item: Ticket) -> ImageRequest:
+        """Return the request of a job that begins."""
+        work = ImageRequest(_job(item), self._new_clock(item.submitted))
+        work.stages, work.ticket = self.stages, item
         return work
 
     def tokens(self, at: AtWork) -> int:
@@ -158,7 +159,7 @@ class WholeBatches:
         ready = at.to_draw
         if not ready or len(ready) >= at.most.drawing:
             return bool(ready)
-        following = at.preempted[0].job if at.preempted else next(iter(self._waiting), None)
+        following = at.preempted[0].job if at.preempted else next(map(_job, self._waiting), None)
         if following is None or at.is_full:
             return not (at.to_think and ready[0].job.writes_text)
         return following.writes_text and not ready[0].job.writes_text
@@ -167,18 +168,17 @@ class WholeBatches:
 class Served:
     """Jobs of a server, from a queue; waits for the queue if nothing is at work.
 
-    An item is the ticket of a job that has not begun. The methods have the same meaning as those of
-    `WholeBatches`.
+    The methods have the same meaning as those of `WholeBatches`.
     """
 
     def __init__(
         self,
-        queue: JobQueue,
+        queue: TicketQueue,
         stages: ImageStages,
         new_clock: Callable[[float], PhaseClock],
         config: BatchConfig,
     ) -> None:
-        """`stages`: stages without a scope. `new_clock`: makes a clock that begins at a given time.
+        """`stages`: stages without a scope. `new_clock`: as of `WholeBatches`.
 
         `config` sets the number of decode steps between two denoise steps, and how rarely batch
         jobs advance while an online job is at work.
@@ -203,7 +203,7 @@ class Served:
             for ticket in [ticket for ticket in waiting if ticket.is_dropped]:
                 waiting.remove(ticket)
                 ticket.tell(Dropped(ticket.job.custom_id))
-        return [work for work in at if _ticket(work).is_dropped]
+        return [work for work in at if work.ticket.is_dropped]
 
     def text_of(self, item: Ticket) -> Hashable | None:
         return _text_of(_job(item), self.stages.within(item.scope))
@@ -334,17 +334,12 @@ def _alike(ready: Sequence[ImageRequest], most: int) -> list[ImageRequest]:
     return [work for work in ready if work.canvas.bucket == bucket][:most]
 
 
-def _ticket(work: ImageRequest) -> Ticket:
-    assert work.ticket is not None, "a server knows its requests by their tickets"
-    return work.ticket
-
-
 def _is_online(work: ImageRequest) -> bool:
-    return _ticket(work).is_online
+    return work.ticket.is_online
 
 
 def _is_batch(work: ImageRequest) -> bool:
-    return not _ticket(work).is_online
+    return not work.ticket.is_online
 
 
 def _job(ticket: Ticket) -> ImageJob:

@@ -63,7 +63,7 @@ class ContinuousBatch:
     def run(self) -> Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]:
         """Yield the events of every job, in as few forwards as the batch sizes allow."""
         for _, told in self.events():
-            if not isinstance(told, Dropped):  # a caller without tickets cannot drop one
+            if not isinstance(told, Dropped):
                 yield told
 
     def events(self) -> Events:

@@ -27,7 +27,7 @@ from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_toke
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
-from hyimg_cli.pipelines.image.admission import ONLINE_PLACES, Served, WholeBatches
+from hyimg_cli.pipelines.image.admission import ONLINE_PLACES, Admission, Served, WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.prewarm import prewarm
@@ -37,12 +37,12 @@ from hyimg_cli.pipelines.image.think import Texts
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import SourcePrefetch
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
-from hyimg_cli.pipelines.queue import JobQueue
+from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.ranks import ImageRanks
-from hyimg_cli.pipelines.request import Lost, write_drawn
+from hyimg_cli.pipelines.request import write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import JobStarted, ModelLoaded, OutputFile, Prewarmed, Progress
+from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.plan import Plan
 
@@ -114,55 +114,32 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             load_s, self._config.parallel.picture_ranks, f"{loaded.dtype_name}{experts}"
         )
 
-    def work(
-        self, jobs: Sequence[ImageJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | ImageRequest | Lost[ImageJob]]:
+    def work(self, queue: TicketQueue) -> Iterator[None]:
         model = self._resident()
         self._revive()
-        coming = deque(path for job in jobs for path in job.images)
         waits, shares = partial(synchronize, model.layer_devices), Shares()
+
+        def new_clock(since: float) -> PhaseClock:
+            return PhaseClock(since, waits, shares)
+
         with ExitStack() as pools:
-            encoder, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-            for pool in (encoder, reader):
-                # Cancel work that has not begun when the group ends.
-                pools.callback(pool.shutdown, cancel_futures=True)
-            kinds = {job.infer_align_image_size for job in jobs if job.images}
-
-            def encode_ahead(image: SourceImage) -> None:
-                shown = image.stretched() if kinds == {True} else image
-                encoder.submit(self._sources.prefetch, shown)
-
-            # Images are encoded ahead only if all jobs need them in the same form.
-            is_ahead = len(kinds) == 1 and prefetches_sources(self._config)
-            source_images = SourcePrefetch(
-                reader,
-                coming,
-                window=2 * self._together.thinking,
-                then=encode_ahead if is_ahead else None,
-            )
-            known = WholeBatches(
-                jobs,
-                self._stages(source_images.read, folder, self._returns_of(model)),
-                lambda: PhaseClock(started, waits, shares),
-            )
-            run = ContinuousBatch(known, self._together)
+            admission: Admission
+            if queue.is_whole:
+                tickets = queue.take()
+                read = self._read_ahead(tickets, pools)
+                stages = self._stages(read, self._returns_of(model))
+                admission = WholeBatches(tickets, stages, new_clock)
+            else:
+                stages = self._stages(_read_now)
+                admission = Served(queue, stages, new_clock, self._config.batch)
+            run = ContinuousBatch(admission, self._together)
             try:
-                yield from run.run()
+                for work, event in run.events():
+                    work.ticket.tell(event)
+                    yield
             finally:
-                self._limit(run.memory.most)
-
-    def serve(self, queue: JobQueue) -> None:
-        model = self._resident()
-        waits, shares = partial(synchronize, model.layer_devices), Shares()
-        admission = Served(
-            queue,
-            self._stages(_read_now),
-            lambda since: PhaseClock(since, waits, shares),
-            self._config.batch,
-        )
-        for work, event in ContinuousBatch(admission, self._together).events():
-            assert work.ticket is not None, "a server knows its requests by their tickets"
-            work.ticket.tell(event)
+                if queue.is_whole:
+                    self._limit(run.memory.most)
 
     def write(self, done: ImageRequest, folder: JobFolder) -> OutputFile | None:
         if done.pixels is None:
@@ -278,10 +255,30 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             )
         return self._returns[name]
 
-    def _stages(
-        self, read: ReadSource, folder: JobFolder | None = None, returns: Returns | None = None
-    ) -> ImageStages:
-        """Return the stages of jobs that go to `folder`; those of a server name theirs."""
+    def _read_ahead(self, tickets: Sequence[Ticket], pools: ExitStack) -> ReadSource:
+        """Return a reader of the jobs' sources that reads and encodes the next ones meanwhile."""
+        jobs: list[Any] = [ticket.job for ticket in tickets]
+        encoder, reader = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        for pool in (encoder, reader):
+            # Cancel work that has not begun when the group ends.
+            pools.callback(pool.shutdown, cancel_futures=True)
+        kinds = {job.infer_align_image_size for job in jobs if job.images}
+
+        def encode_ahead(image: SourceImage) -> None:
+            shown = image.stretched() if kinds == {True} else image
+            encoder.submit(self._sources.prefetch, shown)
+
+        # Images are encoded ahead only if all jobs need them in the same form.
+        is_ahead = len(kinds) == 1 and prefetches_sources(self._config)
+        source_images = SourcePrefetch(
+            reader,
+            deque(path for job in jobs for path in job.images),
+            window=2 * self._together.thinking,
+            then=encode_ahead if is_ahead else None,
+        )
+        return source_images.read
+
+    def _stages(self, read: ReadSource, returns: Returns | None = None) -> ImageStages:
         model = self._resident()
         model_print = registry.fingerprint(model.card.model, self._config.model.revision)
         self._sources.use(model, model_print)
@@ -294,9 +291,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             texts=self._texts,
             draws=not self._config.output.only_texts,
             trips=self._trips,
-            checkpoint_of=lambda work: self.checkpoint_of(
-                work, folder if work.ticket is None else work.ticket.folder
-            ),
+            checkpoint_of=lambda work: self.checkpoint_of(work, work.ticket.folder),
         )
 
 

@@ -20,6 +20,7 @@ from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageStages, encoded_by
 from hyimg_cli.pipelines.out_of_memory import Attempt
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
@@ -131,7 +132,7 @@ def _run(
         texts=None,
         checkpoint_of=lambda work: None,
     )
-    known = WholeBatches(jobs, blank, lambda: PhaseClock(0.0, lambda: None))
+    known = WholeBatches(map(Ticket, jobs), blank, lambda since: PhaseClock(since, lambda: None))
     run = ContinuousBatch(known, together)
     for event in run.run():
         if isinstance(event, Lost):

@@ -48,7 +48,7 @@ _SAME_RATIO = 0.01
 class ImageRequest(Request[ImageJob]):
     """A picture at work; each stage sets its fields.
 
-    `stages`: the stages of its scope. `ticket`: a server's ticket for it. `text_key`: equal for
+    `stages`: the stages of its scope. `ticket`: whom its events are told. `text_key`: equal for
     requests that would write or feed the same text. `decoding`: None if there is no text to write.
 
     `prefixes`: those that it looks up. `writing`: the job as it was when it wrote its text, if that
@@ -68,9 +68,9 @@ class ImageRequest(Request[ImageJob]):
     """
 
     stages: "ImageStages"
+    ticket: Ticket
     kept: Kept | None = None
     text_warnings: tuple[str, ...] = ()
-    ticket: Ticket | None = None
     text_key: Hashable | None = None
     sources: list[Encoded]
     source_sizes: tuple[Size, ...]

@@ -6,6 +6,7 @@ together only if configured, because this rounds differently. Such jobs are enco
 alone, and have their own noise and conditions.
 """
 
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from hyimg_cli.pipelines.latent.encodings import Encodings
 from hyimg_cli.pipelines.latents_checkpoint import Kept
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
-from hyimg_cli.pipelines.queue import Dropped, JobQueue
+from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import Event, JobStarted, Progress
@@ -119,42 +120,57 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 load_s = opened_s + time.perf_counter() - started
                 yield self._loaded(load_s, self._config.parallel.ranks)
 
-    def work(
-        self, jobs: Sequence[OneJob], folder: JobFolder | None, started: float
-    ) -> Iterator[JobStarted | Progress | Done | Lost[OneJob]]:
-        shares, synchronized = Shares(), partial(synchronize, [self._resident().device])
-        for part in self._parts(jobs):
-            self._revive()
-            works = []
-            for job in part:
-                clock, digests = PhaseClock(started, synchronized, shares), self._digests(job)
-                work = self.request_kind(job, clock, source_digests=digests, folder=folder)
-                work.checkpoint = self.checkpoint_of(work, folder)
-                works.append(work)
-                yield JobStarted(job.custom_id)
-            yield from self.make(works)
+    def work(self, queue: TicketQueue) -> Iterator[None]:
+        """Run jobs one at a time: there are no tokens to interleave, and jobs never overlap.
 
-    def serve(self, queue: JobQueue) -> None:
-        """Run jobs one at a time: there are no tokens to interleave, and jobs never overlap."""
-        while not queue.is_closed:
-            for ticket in queue.take(1, wait=True):
-                job: Any = ticket.job
-                self._scope = ticket.scope
-                for encodings in self._encodings.values():
-                    encodings.scope = ticket.scope
-                with closing(self._way_of(job, ticket.folder, ticket.submitted)) as way:
-                    for event in way:
+        Some jobs of a whole queue may be denoised together.
+        """
+        shares, synchronized = Shares(), partial(synchronize, [self._resident().device])
+
+        def new_clock(since: float) -> PhaseClock:
+            return PhaseClock(since, synchronized, shares)
+
+        while tickets := queue.take(sys.maxsize if queue.is_whole else 1, wait=True):
+            for part in self._parts(tickets):
+                events = self._events(part, new_clock, is_prepared=queue.is_whole)
+                with closing(events):
+                    for ticket, event in events:
                         if ticket.is_dropped:
-                            ticket.tell(Dropped(job.custom_id))
+                            ticket.tell(Dropped(ticket.job.custom_id))
                             break
                         ticket.tell(event)
+                        yield
 
-    def _way_of(
-        self, job: OneJob, folder: JobFolder | None, since: float
-    ) -> Generator[Event | Done | Lost[OneJob], None, None]:
-        """Yield the events of one job, from its prompt on."""
-        yield from self.use(self._resident().card.model, [job], folder)
-        yield from self.work([job], folder, since)
+    def _events(
+        self,
+        tickets: Sequence[Ticket],
+        new_clock: Callable[[float], PhaseClock],
+        *,
+        is_prepared: bool,
+    ) -> Generator[tuple[Ticket, Event | Done | Lost[OneJob]], None, None]:
+        """Yield the events of jobs that are denoised together, each with its ticket.
+
+        `is_prepared`: what they need at once was encoded with the rest of their plan.
+        """
+        first, works = tickets[0], list[Done]()
+        self._scope = first.scope
+        for encodings in self._encodings.values():
+            encodings.scope = first.scope
+        jobs: list[Any] = [ticket.job for ticket in tickets]
+        if not is_prepared:
+            for event in self.use(self._resident().card.model, jobs, first.folder):
+                yield first, event
+        self._revive()
+        by_id = {ticket.job.custom_id: ticket for ticket in tickets}
+        for job, ticket in zip(jobs, tickets, strict=True):
+            clock, digests = new_clock(ticket.submitted), self._digests(job)
+            work = self.request_kind(job, clock, source_digests=digests, folder=ticket.folder)
+            work.checkpoint = self.checkpoint_of(work, ticket.folder)
+            works.append(work)
+            yield ticket, JobStarted(job.custom_id)
+        for told in self.make(works):
+            name = told.custom_id if isinstance(told, Progress) else told.job.custom_id
+            yield by_id[name], told
 
     def make(self, works: Sequence[Done]) -> Events[Done]:
         """Make the jobs' results, except for finishing the files.
@@ -304,9 +320,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         """Load the weights that decode and, if asked, those that denoise."""
         self._resident().load_weights(with_transformer=with_transformer)
 
-    def _parts(self, jobs: Sequence[OneJob]) -> Iterable[Sequence[OneJob]]:
+    def _parts(self, tickets: Sequence[Ticket]) -> Iterable[Sequence[Ticket]]:
         """Return groups of jobs to denoise together; each job alone unless overridden."""
-        return [[job] for job in jobs]
+        return [[ticket] for ticket in tickets]
 
     def _digests(self, job: OneJob) -> tuple[Digests, ...]:
         return tuple(map(self._digest_of, job.images))

@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
 from hyimg_cli.pipelines.prefetch import WriteBehind
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.ranks import VideoRanks
 from hyimg_cli.settings.run import DecodeTiles, ModelChoice, RunConfig
 from hyimg_cli.spec.card import TileRule
@@ -82,10 +83,10 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             self._ranks.load(with_branches=with_transformer)
         super()._load(with_transformer=with_transformer)
 
-    def _parts(self, jobs: Sequence[VideoJob]) -> list[list[VideoJob]]:
+    def _parts(self, tickets: Sequence[Ticket]) -> list[list[Ticket]]:
         """Return groups of clips of one size, length and schedule, to denoise together."""
         most = self._config.batch.clips if isinstance(self._resident(), ClipsModel) else 1
-        alike = group_by(jobs, lambda job: job.flow_shift)
+        alike = group_by(tickets, lambda ticket: cast(VideoJob, ticket.job).flow_shift)
         return [same[n : n + most] for same in alike.values() for n in range(0, len(same), most)]
 
     def new_denoiser(self, works: Sequence[VideoRequest]) -> LatentDenoiser:

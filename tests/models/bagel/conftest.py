@@ -27,6 +27,7 @@ from hyimg_cli.pipelines.image.admission import WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
 from hyimg_cli.pipelines.image.branches import Prefixes
 from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
+from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -114,7 +115,9 @@ class Runs:
     def all(self, jobs: Sequence[ImageJob], batch_size: int = 8) -> dict[str, ImageRequest]:
         """What each job became, by name."""
         batch = ContinuousBatch(
-            WholeBatches(jobs, self._stages, lambda: PhaseClock(0.0, lambda: None)),
+            WholeBatches(
+                map(Ticket, jobs), self._stages, lambda since: PhaseClock(since, lambda: None)
+            ),
             Together(batch_size, batch_size),
         )
         self.events = list(batch.run())
