@@ -199,30 +199,6 @@ def test_a_source_that_is_gone_fails_and_loses_no_picture(home: Path, run_cli: R
     assert "1 to finish again without a model" in plan.out + plan.err
 
 
-@pytest.mark.parametrize(
-    ("more", "what", "hint"),
-    [
-        ({"mask": "m.png"}, '"mask" is not a field', "write region, a box"),
-        ({"format": "jpeg"}, "cannot work with a JPEG", "use png, or webp with lossless"),
-        ({"format": "webp"}, "cannot work with a lossy WebP", "lossless"),
-        ({"size": "64x32"}, "draws at the size of its source, 64x64", "remove it"),
-        ({"region": [5, 0, 3, 9]}, "is empty", "LEFT,TOP,RIGHT,BOTTOM"),
-        ({"kept_source": 2}, "kept_source is 2, but the line has 1 image", "count images from 1"),
-        ({"infer_align_image_size": False}, "includes infer_align_image_size", "remove the field"),
-        ({"max_spill": 0.1}, "there is no region", "remove the field"),
-        ({"keep_outside": False, "on_global": "fail"}, "needs keep_outside", ""),
-        ({"max_edited_area": 2}, "out of range", "from 0 to 1"),
-    ],
-)
-def test_check_knows_it_before_a_model_loads(
-    home: Path, run_cli: Run, more: dict[str, Any], what: str, hint: str
-) -> None:
-    ran = run_cli("check", write(home, JOB | more))
-    assert ran.code != 0
-    assert what in ran.err
-    assert hint in ran.err
-
-
 @pytest.mark.parametrize("command", ["check", "plan", "generate"])
 def test_a_source_that_was_deleted_since_is_told_as_not_found(
     home: Path, run_cli: Run, command: str
@@ -260,44 +236,6 @@ def test_a_region_implies_keep_outside(home: Path, run_cli: Run) -> None:
     ):
         plan = run_cli("plan", write(home, line), "-o", home / "run", *flags)
         assert ("1 of 1 jobs differ" not in plan.err) == keeps
-
-
-@pytest.mark.parametrize("command", ["check", "plan", "generate"])
-def test_a_region_beyond_its_source_is_refused_before_any_line_runs(
-    home: Path, run_cli: Run, command: str
-) -> None:
-    Image.new("L", (50, 50), 255).save(home / "small.png")
-    place = ("-o", home / "new", *FLAGS[:2])
-    lines = [BARE | {"region": "0,0,128,129"}, BARE | {"custom_id": "b", "region": "small.png"}]
-    ran = run_cli(command, write(home, *lines, BARE | {"custom_id": "c"}), *place)
-    assert ran.code == 2
-    said = "the region 0,0,128,129 extends beyond the source (128x128)"
-    assert f"error[manifest.region]: {said}\n  --> jobs.jsonl:1: region\n" in ran.err
-    said = "the mask has another size than the source (50x50, expected 128x128)"
-    assert f"{said}\n  --> jobs.jsonl:2: region\n" in ran.err
-    assert not (home / "new").exists()
-    ran = run_cli(command, write(home, BARE), *place, "--region", "0,0,200,9")
-    assert (ran.code, "region 0,0,200,9 extends beyond the source" in ran.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("line", "flags", "what"),
-    [
-        (
-            JOB | {"keep_outside": False, "region": "0,0,9,9"},
-            (),
-            "needs keep_outside, which is false",
-        ),
-        (BARE, ("--region", "0,0,9,9", "--no-keep-outside"), "--no-keep-outside"),
-        (PLAIN | {"region": "0,0,9,9"}, (), "there is no source image to keep"),
-    ],
-)
-def test_a_region_that_nothing_would_use_is_refused(
-    home: Path, run_cli: Run, line: dict[str, Any], flags: Any, what: str
-) -> None:
-    ran = run_cli("check", write(home, line), *flags)
-    assert ran.code == 2
-    assert what in ran.err
 
 
 def test_eval_does_the_same_for_any_two_pictures(home: Path, run_cli: Run) -> None:
@@ -441,39 +379,6 @@ def test_eval_claims_nothing_of_16_bits_and_takes_the_smallest(
     assert found["outside_equal"] is None
     ran = run_cli("eval", "outside", *pictures(tmp_path, dot, dot))
     assert "pixels that differ outside: 0 of 1" in ran.out
-
-
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [
-        (("--region", "0,0,500,9"), "extends beyond the source"),
-        (("--region", "1.png"), "the mask is black"),
-        (("--region", "none.png"), "file not found\n  --> none.png\n"),
-        (("--region-mode", "insted"), "--> --region-mode\n"),
-        (("--max-spill", 0.1), "needs a region"),
-        (("--min-psnr", 30, "--clip", "a"), "outside does not take --min-psnr, --clip"),
-    ],
-)
-def test_eval_refuses_what_it_cannot_judge_by(
-    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, flags: Any, what: str
-) -> None:
-    """With exit code 2: 1 is a gate's."""
-    monkeypatch.chdir(tmp_path)
-    own = np.zeros((40, 60), np.uint8)
-    files = pictures(tmp_path, own + 9, own)
-    ran = run_cli("eval", "outside", files[0], files[0], *flags)
-    assert ran.code == 2
-    assert what in ran.err
-    assert "a manifest" not in ran.err
-
-
-@pytest.mark.parametrize("sides", [("none.png", "a.png"), ("a.png", "none.png"), (".", "a.png")])
-def test_eval_of_no_picture_is_no_gate(
-    tmp_path: Path, run_cli: Run, monkeypatch: pytest.MonkeyPatch, sides: tuple[str, str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Image.new("RGB", (60, 40)).save("a.png")
-    assert run_cli("eval", "outside", *sides).code == 2
 
 
 def test_what_goes_with_keep_outside_is_told_where_it_is_left_out(home: Path, run_cli: Run) -> None:

@@ -12,6 +12,7 @@
     remove in/cat.png                      removes a file or a folder
     absent runs                            fails where there is a file or a folder of that name
     $ hyimg check jobs.jsonl               a command; a file called "stdin" is its standard input
+    $ HYIMG_SEED=1 hyimg check jobs.jsonl  a command with a variable of the environment
     > a line on standard output
     ! a line on standard error
     = 2                                    the exit code; not written where it is 0
@@ -51,10 +52,19 @@ def test_commands_say_what_is_written(
     tmp_path: Path,
     run_cli: Callable[..., Any],
     write_picture: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> None:
+    def run(line: str, stdin: str) -> Any:
+        words = shlex.split(line)
+        command = words.index("hyimg")
+        with monkeypatch.context() as environment:
+            for variable in words[:command]:
+                environment.setenv(*variable.split("=", 1))
+            return run_cli(*words[command + 1 :], stdin=stdin)
+
     written = path.read_text(encoding="utf-8")
-    typed = "\n".join(_typed(written.splitlines(), tmp_path, run_cli, write_picture)) + "\n"
+    typed = "\n".join(_typed(written.splitlines(), tmp_path, run, write_picture)) + "\n"
     if pytestconfig.getoption("rewrite"):
         path.write_text(typed, encoding="utf-8")
     else:
@@ -64,7 +74,7 @@ def test_commands_say_what_is_written(
 def _typed(
     lines: list[str],
     folder: Path,
-    run_cli: Callable[..., Any],
+    run: Callable[[str, str], Any],
     write_picture: Callable[..., Path],
 ) -> Iterator[str]:
     """The same lines, with what each command says now in place of what is written."""
@@ -99,7 +109,7 @@ def _typed(
         elif word == "absent":
             assert not os.path.lexists(target), f"{name} was made"
         elif word == "$":
-            yield from _answers(run_cli, shlex.split(rest)[1:], folder)
+            yield from _answers(run, rest, folder)
         else:
             assert not line or word in ("#", "|"), f"not a line of a transcript: {line}"
 
@@ -111,9 +121,9 @@ def _following(lines: list[str], mark: str) -> Iterator[str]:
         yield line
 
 
-def _answers(run_cli: Callable[..., Any], words: list[str], folder: Path) -> Iterator[str]:
+def _answers(run: Callable[[str, str], Any], line: str, folder: Path) -> Iterator[str]:
     given = folder / "stdin"
-    ran = run_cli(*words, stdin=given.read_text(encoding="utf-8") if given.exists() else "")
+    ran = run(line, given.read_text(encoding="utf-8") if given.exists() else "")
     for mark, text in ((">", ran.out), ("!", ran.err)):
         text = text.replace(str(folder), "[here]")
         for pattern, word in _VARYING:

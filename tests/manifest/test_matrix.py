@@ -90,37 +90,10 @@ def test_n_and_seeds_apply_to_each_job(
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "place"),
-    [
-        ({"matrix": 5}, "wrong-type", "matrix"),
-        ({"matrix": {}}, "wrong-type", "matrix"),
-        ({"matrix": {"sede": [1]}}, "unknown-field", "matrix.sede"),
-        ({"matrix": {"custom_id": ["a"]}}, "unknown-field", "matrix.custom_id"),
-        ({"matrix": {"prompt": ["a"]}}, "unknown-field", "matrix.prompt"),
-        ({"matrix": {"images": [["a.png"]]}}, "unknown-field", "matrix.images"),
-        ({"matrix": {"seed": 1}}, "wrong-type", "matrix.seed"),
-        ({"matrix": {"seed": []}}, "wrong-type", "matrix.seed"),
-        ({"matrix": {"seed": [1, "2"]}}, "wrong-type", "matrix.seed"),
-        ({"matrix": {"seed": [-1]}}, "out-of-range", "matrix.seed"),
-        ({"matrix": {"guidance_scale": [5, 5.0]}}, "bad-value", "matrix.guidance_scale"),
-        ({"matrix": {"steps": [1], "num_inference_steps": [2]}}, "duplicate-field", "matrix"),
-        ({"matrix": {"seed": list(range(1001))}}, "out-of-range", "matrix"),
-        ({"matrix": {"seed": [*range(40)], "steps": [*range(1, 41)]}}, "out-of-range", "matrix"),
-        ({"seed": 1, "matrix": {"seed": [2]}}, "conflict", "seed"),
-        ({"n": 2, "matrix": {"seed": [2]}}, "conflict", "n"),
-        ({"seeds": [1], "matrix": {"seed": [2]}}, "conflict", "seeds"),
-        ({"matrix": {"num_frames": [5]}}, "foreign-field", "num_frames"),
-        ({"width": 64, "height": 64, "matrix": {"size": ["1:1"]}}, "conflict", "size"),
-    ],
+    "matrix", [{"seed": list(range(1001))}, {"seed": [*range(40)], "steps": [*range(1, 41)]}]
 )
-def test_faults(fields: dict[str, Any], code: str, place: str) -> None:
-    assert found(**fields) == [(code, f"jobs:1: {place}")]
-
-
-def test_a_fault_of_some_jobs_names_them() -> None:
-    assert found(matrix={"temperature": [0, 1]}, top_k=5, seed=1) == [
-        ("unconsumed", "jobs:1 (temperature=0): top_k")
-    ]
+def test_a_matrix_makes_a_thousand_jobs_at_most(matrix: dict[str, Any]) -> None:
+    assert found(matrix=matrix) == [("out-of-range", "jobs:1: matrix")]
 
 
 def test_a_name_that_is_taken_is_told_once() -> None:

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 from tiny_video import WAN_CARD
 
-from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -187,25 +186,6 @@ def test_a_line_of_anybody_is_refused_where_its_value_is_none_of_the_field(field
         list(lines_moved([{"custom_id": "a", field: 5}], Path("a"), Path("b")))
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ({"images": "~/a.png"}, '"~/a.png" is not a path on this machine'),
-        ({"images": "C:\\me\\a.png"}, "is not a path on this machine"),
-        ({"images": ["d:/a.png"]}, "is not a path on this machine"),
-        (EDIT | {"keep_outside": True, "region": "~/m.png"}, '"~/m.png" is not a region'),
-    ],
-)
-def test_paths_of_a_shell_and_of_windows_are_refused(
-    tmp_path: Path, line: dict[str, Any], what: str
-) -> None:
-    (tmp_path / "jobs.jsonl").write_text(json.dumps({"prompt": "x"} | line) + "\n")
-    (found,) = read_manifest(tmp_path / "jobs.jsonl").faults
-    assert what in found.what
-    assert found.hint.startswith("write the")
-    assert "forward slashes; ~ is not expanded" in found.hint
-
-
 def test_a_folder_that_is_called_like_a_home_is_one_behind_a_dot(
     home: Path, resolve: Resolve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,30 +195,6 @@ def test_a_folder_that_is_called_like_a_home_is_one_behind_a_dot(
     job = resolve({"prompt": "x", "images": "./~/a.png"}, Path())
     assert Path(job.images[0]).exists()
     assert all(file.exists() for file in files_of("images", job, tmp_path / "run"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "environ", "hint"),
-    [
-        ({"lora": "gone.safetensors"}, {}, "--lora takes a path from the working folder"),
-        ({}, {"HYIMG_LORA": "gone.safetensors"}, "HYIMG_LORA takes a path from"),
-        ({}, {}, "paths in a manifest are relative to it"),
-    ],
-)
-def test_a_lora_that_is_not_there_is_told_with_what_named_it(
-    home: Path, flags: dict[str, str], environ: dict[str, str], hint: str
-) -> None:
-    own = {} if flags or environ else {"lora": "gone.safetensors"}
-    (home / "jobs.jsonl").write_text(json.dumps(FILM | own) + "\n")
-    manifest = read_manifest(home / "jobs.jsonl")
-    faults: list[HyimgError]
-    _, faults = resolve_jobs(manifest, settle(flags, environ, {}), pytest.fail, lambda _: VIDEO)
-    (found,) = faults
-    assert found.what == "LoRA file not found: gone.safetensors"
-    assert found.hint.startswith(hint)
-    assert found.where == (
-        "jobs.jsonl:1: lora" if own else f"{'flag' if flags else 'environment'}: lora"
-    )
 
 
 @pytest.mark.timeout(60)

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.cli.options import settings_of
 from hyimg_cli.cli.recipe import read_recipe
-from hyimg_cli.errors import CheckpointError, RecipeError, UsageError
+from hyimg_cli.errors import CheckpointError
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -124,90 +123,21 @@ def test_environment_variables_are_typed(name: str, text: str, value: Any) -> No
     assert settle({}, {f"HYIMG_{name}": text}, {})[name.lower()].value == value
 
 
-@pytest.mark.parametrize(
-    ("variable", "text"),
-    [
-        ("HYIMG_SEED", "one"),
-        ("HYIMG_SEED", "1.5"),
-        ("HYIMG_SEED", "-1"),
-        ("HYIMG_TOP_P", "nan"),
-        ("HYIMG_TOP_P", "high"),
-        ("HYIMG_GUIDANCE_SCALE", "inf"),
-        ("HYIMG_KV_REUSE", "perhaps"),
-        ("HYIMG_SIZE", "huge"),
-        ("HYIMG_DTYPE", "float16"),
-    ],
-)
-def test_a_bad_variable_is_named(variable: str, text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        settle({}, {variable: text}, {})
-    assert caught.value.where == variable
-    assert caught.value.hint
-
-
-def test_a_bad_flag_is_named_as_it_is_typed() -> None:
-    with pytest.raises(UsageError) as caught:
-        settle({"num_inference_steps": 0}, {}, {})
-    assert caught.value.where == "--num-inference-steps"
-
-
-def test_a_misspelt_variable_is_refused_and_a_foreign_one_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("HYIMG_GOLDENS", "HYIMG_PROGRESS", "SEDE"):
-        monkeypatch.setenv(name, "1")
-    settings_of({})
-    monkeypatch.setenv("HYIMG_SEDE", "1")
-    with pytest.raises(UsageError, match="SEDE") as caught:
-        settings_of({})
-    assert "HYIMG_SEED" in caught.value.hint
-
-
 def test_flags_that_are_no_settings_are_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="sede"):
         settle({"sede": 1}, {}, {})
 
 
 @pytest.mark.parametrize(
-    ("text", "where", "hint"),
-    [
-        ("[sampling]\nsede = 1", "run.toml: sampling.sede", "seed"),
-        ("[sampling]\nseed = true", "run.toml: sampling.seed", "whole number"),
-        ("[sampling]\nsize = 5", "run.toml: sampling.size", "auto"),
-        ("[smapling]\nseed = 1", "run.toml", "sampling"),
-        ("seed = 1", "run.toml", "write seed below [sampling]"),
-        ("[model]\nseed = 1", "run.toml: model.seed", "write seed below [sampling]"),
-        ("[sampling]\nsteps = 4", "run.toml: sampling.steps", "write num_inference_steps below"),
-        ("steps = 4", "run.toml", "write num_inference_steps below [sampling]"),
-        ("x = 1", "run.toml", "allowed here"),
-        ("[model", "run.toml", ""),
-    ],
-)
-def test_faults_of_a_recipe(tmp_path: Path, text: str, where: str, hint: str) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text(text)
-    with pytest.raises(RecipeError) as caught:
-        read_recipe(path)
-    assert caught.value.where == where
-    assert hint in caught.value.hint
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize(
     ("text", "value"),
     [
         *(("true", "on"), ("false", "off"), ('"auto"', "auto"), ('"on"', "on"), ('"off"', "off")),
-        *(('"yes"', None), ("1", None), ('"atuo"', None)),
     ],
 )
-def test_graphs_are_on_off_or_auto(tmp_path: Path, text: str, value: str | None) -> None:
+def test_graphs_are_on_off_or_auto(tmp_path: Path, text: str, value: str) -> None:
     """true and false stay what they were."""
     path = tmp_path / "graphs.toml"
     path.write_text(f"[model]\ndecode_graphs = {text}\n")
-    if value is None:
-        with pytest.raises(RecipeError, match="allowed: auto, on, off"):
-            read_recipe(path)
-        return
     settled = settle({}, {}, read_recipe(path))["decode_graphs"]
     assert (settled.value, settled.origin) == (value, "recipe")
 
@@ -216,14 +146,6 @@ def test_graphs_are_on_off_or_auto(tmp_path: Path, text: str, value: str | None)
 def test_graphs_by_the_environment(text: str, value: str) -> None:
     assert settle({}, {"HYIMG_DECODE_GRAPHS": text}, {})["decode_graphs"].value == value
     assert settle({}, {}, {})["decode_graphs"].value == "auto"
-
-
-def test_a_recipe_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot be read"):
-        read_recipe(tmp_path / "none.toml")
-    (tmp_path / "latin.toml").write_bytes(b'[model]\nmodel = "\xe9"')
-    with pytest.raises(RecipeError, match="utf-8"):
-        read_recipe(tmp_path / "latin.toml")
 
 
 def test_a_recipe_comes_back_typed_and_flat(tmp_path: Path) -> None:
@@ -389,12 +311,3 @@ def test_every_picture_asked_for_is_one_job(
     assert not faults
     assert len(jobs) == sum(counts)
     assert len({job.custom_id for job in jobs}) == len(jobs)
-
-
-def test_a_variable_named_by_an_alias_is_refused_with_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HYIMG_STEPS", "3")
-    with pytest.raises(UsageError) as caught:
-        settings_of({})
-    assert "HYIMG_NUM_INFERENCE_STEPS" in caught.value.hint

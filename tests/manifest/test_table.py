@@ -118,16 +118,6 @@ def test_columns_are_known_in_any_case(read: Read) -> None:
     assert found(read("Prompt,prompt\nx,y\n"))[0][0] == "duplicate-field"
 
 
-def test_faults_stand_at_the_line_where_their_record_begins(read: Read) -> None:
-    text = 'prompt,seed,sede\n"two\nlines",1,\n"and\nmore",x,\nok,2,,,extra\n,3,\n'
-    assert found(read(text)) == [
-        ("unknown-field", "jobs.csv:1: sede"),
-        ("wrong-type", "jobs.csv:4: seed"),
-        ("bad-csv", "jobs.csv:6"),
-        ("missing-field", "jobs.csv:7: prompt"),
-    ]
-
-
 def test_a_columns_fault_is_of_the_whole_file(read: Read) -> None:
     manifest = read("prompt,sede\nx,\n,\ny,1\n")
     (fault,) = manifest.faults
@@ -135,36 +125,6 @@ def test_a_columns_fault_is_of_the_whole_file(read: Read) -> None:
     assert failed_lines(manifest, manifest.faults) == {}
     row = read("custom_id,prompt,seed\na,x,y\n")
     assert failed_lines(row, row.faults) == {"a": list(row.faults)}
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "place"),
-    [
-        ("make it red,a.png\nmake it blue,b.png\n", "no-header", "jobs.csv:1"),
-        ("promt,seed\nx,1\ny,2\n", "unknown-field", "jobs.csv:1: promt"),
-        ("prompt,strength\nx,1\n", "unknown-field", "jobs.csv:1: strength"),
-        ("prompt\n", "empty", "jobs.csv"),
-        ("", "empty", "jobs.csv"),
-        ("prompt,seed,steps,num_inference_steps\nx,,,", "duplicate-field", "jobs.csv:1: num_"),
-        ('prompt\nx\n"never\nclosed\n', "bad-csv", "jobs.csv:3"),
-        ('prompt\n"a"b\n', "bad-csv", "jobs.csv:2"),
-        ("prompt\nx\ngrün\n".encode("latin-1"), "not-utf8", "jobs.csv:3"),
-        ("prompt,metadata\nx,{bad\n", "bad-json", "jobs.csv:2: metadata"),
-        ("prompt,seeds\nx,1;a\n", "wrong-type", "jobs.csv:2: seeds"),
-        ("prompt,matrix\nx,5\n", "wrong-type", "jobs.csv:2: matrix"),
-        ("prompt,seed\nx,2.5\n", "wrong-type", "jobs.csv:2: seed"),
-        ("prompt,seed\nx,9007199254740994.0\n", "out-of-range", "jobs.csv:2: seed"),
-        ('prompt,guidance_scale\nx,"2,5"\n', "wrong-type", "jobs.csv:2: guidance_scale"),
-        ("prompt\tguidance_scale\nx\t1,000\n", "wrong-type", "jobs.csv:2: guidance_scale"),
-        ("custom_id,prompt\na,x\nprompt,custom_id\ny,b\n", "bad-csv", "jobs.csv:3"),
-        ('prompt,images\nx,"[""a.png""]"\n', "wrong-type", "jobs.csv:2: images"),
-        ("prompt,images\nx,['a.png']\n", "wrong-type", "jobs.csv:2: images"),
-    ],
-)
-def test_what_is_wrong_is_named(read: Read, text: str, code: str, place: str) -> None:
-    (fault,) = found(read(text))
-    assert fault[0] == code
-    assert fault[1].startswith(place)
 
 
 @given(st.text(max_size=60), st.sampled_from([",", "\t"]))
