@@ -152,7 +152,7 @@ def test_behind_a_signal_no_other_edit_is_begun() -> None:
     nothing = manifest_of(b"", "nothing")
     run = manifest_run.ManifestRun(RunRequest(nothing, config, settings_of(config)))
     shown: list[str] = []
-    run._follow = lambda event: shown.append(event.outcome.custom_id)
+    run._update_page = lambda event: shown.append(event.outcome.custom_id)
     with pytest.raises(Interrupted), stoppable(run.request_stop):
         run._recomposite(outcomes())
     assert begun == shown == ["a", "b"]
