@@ -286,8 +286,7 @@ class ServedSession:
             for group in plan.groups:
                 yield GroupStarted(group.model, group.size_class)
             limit = FailureLimit(service.config.failure)
-            about = service.pipeline, service.config, folder, limit
-            recorder = Recorder(*about, is_elsewhere=True)
+            recorder = Recorder(service.pipeline, service.config, folder, limit, is_elsewhere=True)
             yield from recorder.run(jobs, self._work, time.perf_counter())
             if limit.is_over:
                 limit.raise_fault()
@@ -307,10 +306,17 @@ class ServedSession:
         for job in jobs:
             if error := unfit.get(job.custom_id):
                 yield Lost(job, PhaseClock(started, lambda: None), error=error)
-        about = self._scope, self._caller, self.is_online, folder
         now = time.perf_counter()
         self._open = {
-            job.custom_id: Ticket(job, *about, partial(self._tell, job.custom_id), now)
+            job.custom_id: Ticket(
+                job,
+                scope=self._scope,
+                caller=self._caller,
+                is_online=self.is_online,
+                folder=folder,
+                tell=partial(self._tell, job.custom_id),
+                submitted=now,
+            )
             for job in jobs
             if job.custom_id not in unfit
         }

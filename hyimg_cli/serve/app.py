@@ -95,9 +95,17 @@ class Server:
         self._login = Login(state, keys)
         known = frozenset((*self.names, self.model))
         wire = Wire(known, service.card.most_images, max_steps, self.uploads, settings)
-        bodies, about = Bodies(self.uploads), (state, service, wire, self.metrics)
-        self.batches = Batches(*about, config)
-        self.online = Online(*about, bodies, max_waiting, -(-max_waiting // max(1, len(keys))))
+        bodies = Bodies(self.uploads)
+        self.batches = Batches(state, service, wire, self.metrics, config)
+        self.online = Online(
+            state,
+            service,
+            wire,
+            self.metrics,
+            bodies,
+            most_waiting=max_waiting,
+            share=-(-max_waiting // max(1, len(keys))),
+        )
         routes = [
             Route("/health", self._health),
             Route("/ready", self._ready),

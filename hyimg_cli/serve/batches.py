@@ -383,8 +383,8 @@ class Batches:
                 files[f"{kind}_file_id"] = name = f"file-{batch.id.partition('_')[2]}-{kind}"
                 facts = {"batch": batch.id, "kind": kind, "bytes": nbytes}
                 facts["filename"] = f"{batch.id}_{kind}.jsonl"
-                about = record["owner"], "batch_output", facts, record["keep_s"]
-                self._uploads.record(name, *about)
+                owner, keep_s = record["owner"], record["keep_s"]
+                self._uploads.record(name, owner, "batch_output", facts, keep_s)
         batch.save(status, request_counts=counts, **files)
 
     def _made(self, file: Mapping[str, Any]) -> Iterator[bytes]:

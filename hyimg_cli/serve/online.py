@@ -1,7 +1,7 @@
 """Single requests: one or a few pictures, drawn while the caller waits.
 
 Each request is a manifest line with its own small run folder and its own session of the engine.
-Equal requests of a caller share a drawing; a drawing that no request waits for is dropped.
+Equal requests of a caller share a run; a run that no request waits for is dropped.
 """
 
 import asyncio
@@ -60,19 +60,19 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Drawing:
+class OnlineRun:
     """The jobs of one line, and their results while these are kept.
 
-    `asked`: digest of the line. `key`: the key of requests that share it. `waiting`: jobs that have
-    not started. `waiters`: requests that wait for it. `entries`: result lines by custom_id.
-    `error`: the error that ended all its jobs. `news`: set and replaced at each new entry. `work`:
-    ends with the last job. `nbytes`: bytes on the disk after that.
+    `line_digest`: equal for equal lines. `key`: the key of requests that share it. `waiting`: jobs
+    that have not started. `waiters`: requests that wait for it. `entries`: result lines by
+    custom_id. `error`: the error that ended all its jobs. `news`: set and replaced at each new
+    entry. `work`: ends with the last job. `nbytes`: bytes on the disk after that.
     """
 
     name: str
     caller: str
     line: dict[str, Any]
-    asked: str
+    line_digest: str
     key: tuple[str, str] | None
     jobs: list[Job]
     folder: Path
@@ -134,7 +134,7 @@ class Online:
         off = Setting("skip_invalid", False, "flag")
         self._settings = dict(wire.settings) | {"skip_invalid": off}
         # By name, oldest first.
-        self._drawings: dict[str, Drawing] = {}
+        self._runs: dict[str, OnlineRun] = {}
         self._is_closed = False
         # A thread only waits for its session; there are more than the queue admits.
         self._threads = ThreadPoolExecutor(most_waiting + 64, "online")
@@ -147,7 +147,7 @@ class Online:
     def waiting(self) -> Counter[str]:
         """Pictures that have not started, by caller."""
         found = Counter[str]()
-        for one in self._drawings.values():
+        for one in self._runs.values():
             found[one.caller] += one.waiting
         return found
 
@@ -157,49 +157,49 @@ class Online:
         self._threads.shutdown()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Draw the pictures of a request, or share an equal request's drawing. Raises Refused."""
+        """Draw the pictures of a request, or share an equal request's run. Raises Refused."""
         request, began = Request(scope, receive), time.monotonic()
         base = str(request.base_url).rstrip("/")
         line, jobs, is_stream = await self._read(request)
-        drawing = self._join(request, line, jobs)
-        drawing.waiters += 1
+        run = self._join(request, line, jobs)
+        run.waiters += 1
         try:
             if is_stream:
                 head = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-                events = _events(drawing, EVENTS[request.url.path], base)
+                events = _events(run, EVENTS[request.url.path], base)
                 answer: Response = StreamingResponse(events, 200, head, "text/event-stream")
             else:
-                answer = await self._whole(drawing, request, base)
+                answer = await self._whole(run, request, base)
             await answer(scope, receive, send)
         finally:
-            drawing.waiters -= 1
-            may_retry = drawing.key is not None and _may_retry(request, time.monotonic() - began)
+            run.waiters -= 1
+            may_retry = run.key is not None and _may_retry(request, time.monotonic() - began)
             after_s = RETRY_S if may_retry else 0.0
-            asyncio.get_running_loop().call_later(after_s, self._settle, drawing)
+            asyncio.get_running_loop().call_later(after_s, self._drop_unwanted, run)
 
-    async def _whole(self, drawing: Drawing, request: Request, base: str) -> Response:
+    async def _whole(self, run: OnlineRun, request: Request, base: str) -> Response:
         """Return the response once all jobs have ended or the client has left."""
         gone = asyncio.create_task(_wait_until_gone(request))
         try:
-            await asyncio.wait({gone, drawing.work}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({gone, run.work}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
-        if not drawing.work.done():
+        if not run.work.done():
             return Response(status_code=499)  # for the log
-        if drawing.error is not None:
-            raise refusal_of(drawing.error)
-        names = [job.custom_id for job in drawing.jobs]
-        return JSONResponse(await run_in_threadpool(drawing.body, base, names))
+        if run.error is not None:
+            raise refusal_of(run.error)
+        names = [job.custom_id for job in run.jobs]
+        return JSONResponse(await run_in_threadpool(run.body, base, names))
 
     async def result(self, request: Request) -> Response:
         """Return the file of a result by its path. Raises Refused."""
-        drawing, path = self._drawings.get(request.path_params["name"]), request.path_params["path"]
+        run, path = self._runs.get(request.path_params["name"]), request.path_params["path"]
         caller = request.state.caller
-        if drawing is None or drawing.caller != caller or path not in drawing.files():
+        if run is None or run.caller != caller or path not in run.files():
             what, hint = "result not found", f"results are kept for {KEEP_S / 60:.0f} minutes"
             raise Refused(404, what, hint=hint, code="result.not-found")
         head = {"cache-control": "private", "x-content-type-options": "nosniff"}
-        return FileResponse(drawing.folder / path, headers=head)
+        return FileResponse(run.folder / path, headers=head)
 
     async def _read(self, request: Request) -> tuple[dict[str, Any], list[Job], bool]:
         """Return the line of a request, its jobs, and whether to stream them. Raises Refused."""
@@ -232,16 +232,16 @@ class Online:
             raise refusal_of(error, line) from None
         return line, list(jobs), is_stream
 
-    def _join(self, request: Request, line: dict[str, Any], jobs: list[Job]) -> Drawing:
-        """Return the drawing of an equal request, or start one. Raises Refused."""
-        caller, asked, key = request.state.caller, digest.of_json(line), None
+    def _join(self, request: Request, line: dict[str, Any], jobs: list[Job]) -> OnlineRun:
+        """Return the run of an equal request, or start one. Raises Refused."""
+        caller, line_digest, key = request.state.caller, digest.of_json(line), None
         if "idempotency-key" in request.headers:
             key = (caller, digest.of_json(["key", request.headers["idempotency-key"]]))
         elif "seed" in line:
-            key = (caller, asked)
-        shared = [one for one in self._drawings.values() if one.key == key] if key else []
+            key = (caller, line_digest)
+        shared = [one for one in self._runs.values() if one.key == key] if key else []
         if shared:
-            if shared[0].asked != asked:
+            if shared[0].line_digest != line_digest:
                 what, hint = "the Idempotency-Key was used with another body", "use a new key"
                 code = "request.idempotency-key"
                 raise Refused(422, what, param="Idempotency-Key", hint=hint, code=code)
@@ -251,12 +251,21 @@ class Online:
         self._refuse_full(caller, len(jobs))
         name = jobs[0].custom_id.partition("-")[0]
         session = self._service.session(caller, caller, is_online=True)
-        about = name, caller, line, asked, key, jobs, self._folder / name, session
-        drawing = Drawing(*about, waiting=len(jobs))
-        drawing.work = asyncio.create_task(self._draw(drawing))
-        drawing.work.add_done_callback(lambda _: self._end(drawing))
-        self._drawings[name] = drawing
-        return drawing
+        run = OnlineRun(
+            name=name,
+            caller=caller,
+            line=line,
+            line_digest=line_digest,
+            key=key,
+            jobs=jobs,
+            folder=self._folder / name,
+            session=session,
+            waiting=len(jobs),
+        )
+        run.work = asyncio.create_task(self._draw(run))
+        run.work.add_done_callback(lambda _: self._end(run))
+        self._runs[name] = run
+        return run
 
     def _refuse_full(self, caller: str, count: int) -> None:
         """Raise Refused if the queue, or the share of a caller that waits already, is full."""
@@ -271,73 +280,73 @@ class Online:
                 what = f"{waiting} pictures are waiting{whose}; the limit is {most}"
                 raise server_full(what, wait_s)
 
-    async def _draw(self, drawing: Drawing) -> None:
-        """Run the jobs of a drawing in a thread."""
+    async def _draw(self, run: OnlineRun) -> None:
+        """Run the jobs of a run in a thread."""
         loop = asyncio.get_running_loop()
 
-        def run() -> None:
-            plan = make_plan(drawing.jobs, cards(self._settings["revision"].value))
-            with RunFolder(drawing.folder) as folder:
-                for event in drawing.session.run(plan, folder):
+        def work() -> None:
+            plan = make_plan(run.jobs, cards(self._settings["revision"].value))
+            with RunFolder(run.folder) as folder:
+                for event in run.session.run(plan, folder):
                     if isinstance(event, JobEnded):
                         self._metrics.ended("online", event.outcome)
-                    loop.call_soon_threadsafe(drawing.add, event)
+                    loop.call_soon_threadsafe(run.add, event)
 
         try:
-            await loop.run_in_executor(self._threads, run)
+            await loop.run_in_executor(self._threads, work)
         except Interrupted:
-            drawing.error = stopping()
+            run.error = stopping()
         except HyimgError as error:
-            drawing.error = error
+            run.error = error
         except Exception:
             logger.exception("a request failed because of a bug in hyimg")
-            drawing.error = internal(code="job.internal")
+            run.error = internal(code="job.internal")
 
-    def _end(self, drawing: Drawing) -> None:
-        """Keep the results of a drawing for a while, within limits, or remove them."""
-        drawing.waiting = 0
-        drawing.news.set()
-        ends = [one["status"] for one in drawing.entries.values()]
-        if drawing.error is not None or ends != ["done"] * len(drawing.jobs):
-            drawing.key = None  # an equal request tries again
-        if drawing.is_kept:
-            asyncio.get_running_loop().call_later(KEEP_S, self._forget, drawing)
+    def _end(self, run: OnlineRun) -> None:
+        """Keep the results of a run for a while, within limits, or remove them."""
+        run.waiting = 0
+        run.news.set()
+        ends = [one["status"] for one in run.entries.values()]
+        if run.error is not None or ends != ["done"] * len(run.jobs):
+            run.key = None  # an equal request tries again
+        if run.is_kept:
+            asyncio.get_running_loop().call_later(KEEP_S, self._forget, run)
             with suppress(OSError):
-                sizes = [(drawing.folder / path).stat().st_size for path in drawing.files()]
-                drawing.nbytes = sum(sizes)
-            unused = [one for one in self._drawings.values() if one.work.done() and not one.waiters]
-            nbytes = sum(one.nbytes for one in self._drawings.values())
+                sizes = [(run.folder / path).stat().st_size for path in run.files()]
+                run.nbytes = sum(sizes)
+            unused = [one for one in self._runs.values() if one.work.done() and not one.waiters]
+            nbytes = sum(one.nbytes for one in self._runs.values())
             for one in unused:
-                if len(self._drawings) <= MOST_KEPT and nbytes <= MOST_KEPT_BYTES:
+                if len(self._runs) <= MOST_KEPT and nbytes <= MOST_KEPT_BYTES:
                     break
                 nbytes -= one.nbytes
                 self._forget(one)
-        self._settle(drawing)
+        self._drop_unwanted(run)
 
-    def _settle(self, drawing: Drawing) -> None:
-        """Drop the jobs, or remove the results, of a drawing that no request waits for."""
-        if drawing.waiters:
+    def _drop_unwanted(self, run: OnlineRun) -> None:
+        """Drop the jobs, or remove the results, of a run that no request waits for."""
+        if run.waiters:
             return
-        if not drawing.work.done():
-            drawing.key = None
-            drawing.session.request_stop(signal.SIGTERM)
-        elif not drawing.is_kept:
-            self._forget(drawing)
+        if not run.work.done():
+            run.key = None
+            run.session.request_stop(signal.SIGTERM)
+        elif not run.is_kept:
+            self._forget(run)
 
-    def _forget(self, drawing: Drawing) -> None:
-        self._drawings.pop(drawing.name, None)
-        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, drawing.folder, True)
+    def _forget(self, run: OnlineRun) -> None:
+        self._runs.pop(run.name, None)
+        asyncio.get_running_loop().run_in_executor(None, shutil.rmtree, run.folder, True)
 
 
-async def _events(drawing: Drawing, kind: str, base: str) -> AsyncIterator[bytes]:
+async def _events(run: OnlineRun, kind: str, base: str) -> AsyncIterator[bytes]:
     """Yield an event for each picture once it is done, and comments in between."""
     shown = set[str]()
     while True:
-        news, names = drawing.news, [name for name in drawing.entries if name not in shown]
+        news, names = run.news, [name for name in run.entries if name not in shown]
         shown.update(names)
         for name in names:
             try:
-                body = await run_in_threadpool(drawing.body, base, [name], is_event=True)
+                body = await run_in_threadpool(run.body, base, [name], is_event=True)
             except Refused as refused:
                 yield _event("error", refused.body())
                 continue
@@ -346,9 +355,9 @@ async def _events(drawing: Drawing, kind: str, base: str) -> AsyncIterator[bytes
             yield _event(kind, {"type": kind} | picture | body)
         if names:  # others may have ended while these were encoded
             continue
-        if drawing.work.done():
-            if drawing.error is not None:
-                yield _event("error", refusal_of(drawing.error).body())
+        if run.work.done():
+            if run.error is not None:
+                yield _event("error", refusal_of(run.error).body())
             return
         try:
             await asyncio.wait_for(news.wait(), HEARTBEAT_S)

@@ -78,7 +78,7 @@ def test_who_leaves_drops_its_job_and_no_other(listening: Any) -> None:
     first, second = begin(listening, body % ""), begin(listening, body % "")
     stream = begin(listening, body % ', "stream": true, "n": 2')
     until(lambda: len(service.sessions) == 2)
-    until(lambda: len(listening.server.online._drawings) == 2)
+    until(lambda: len(listening.server.online._runs) == 2)
     stream.close()
     until(lambda: service.dropped == 1)
     first.close()
@@ -87,7 +87,7 @@ def test_who_leaves_drops_its_job_and_no_other(listening: Any) -> None:
     second.close()
     until(lambda: service.dropped == 2)
     until(lambda: not list((listening.state / "online").iterdir()))
-    assert not listening.server.online._drawings
+    assert not listening.server.online._runs
     assert 499 in [one["status"] for one in listening.log]
 
 
@@ -131,7 +131,7 @@ def test_results_end_with_their_time(
     http.post(GENERATE, json={"prompt": "a cat", "seed": 1})
     assert list(folder.iterdir())
     until(lambda: not list(folder.iterdir()))
-    until(lambda: not listening.server.online._drawings)
+    until(lambda: not listening.server.online._runs)
 
 
 def test_kept_results_have_a_size_limit(
