@@ -64,8 +64,22 @@ def load_network(
     if place.offload is not None:
         place.offload.keep(network)
     if choice.compile_blocks:
-        network.compile_repeated_blocks()
+        compile_blocks(network)
     return network
+
+
+def compile_blocks(network: Any, **how: Any) -> None:
+    """Compile the repeated blocks; after two lengths, a graph is for every length.
+
+    `how`: options of torch.compile.
+    """
+    from torch._dynamo import config  # takes a second
+
+    # Numbers of rows that an attention processor keeps are as variable as tensors' sizes.
+    config.allow_unspec_int_on_nn_module = True
+    # Blocks of one class, wherever in a network, share a limit; behind it they run uncompiled.
+    config.recompile_limit = max(config.recompile_limit, 16)
+    network.compile_repeated_blocks(**how)
 
 
 class SplitTokens:

@@ -15,6 +15,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.streamed_blocks import StreamedBlocks
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
+from hyimg_cli.models.diffusers_video.networks import compile_blocks
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.job import VideoJob
 from hyimg_cli.spec.options import Lora
@@ -178,7 +179,7 @@ def test_ten_lengths_compile_nothing_after_the_second(
 
     model, counts = loaded(folders[name]), list[int]()
     try:
-        model.networks[0].compile_repeated_blocks(fullgraph=True, backend=compiled)
+        compile_blocks(model.networks[0], fullgraph=True, backend=compiled)
         for length in range(10):
             draw(model, replace(job, num_frames=5 + 4 * length, num_inference_steps=1))
             counts.append(len(graphs))
