@@ -28,7 +28,7 @@ from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models.registry import TOYS
-from hyimg_cli.report.run_page import Follower
+from hyimg_cli.report.run_page import LivePage
 from hyimg_cli.settings.config import Setting, settings_of
 from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
@@ -318,7 +318,7 @@ class ManifestRun:
             self._remark(["; ".join(filter(None, (f"{what}: {why}", then)))], "fault")
             logger.info(what, exc_info=error)
 
-    def _page(self) -> Follower | None:
+    def _page(self) -> LivePage | None:
         """Return the object that updates the run's page; None if the run writes no page."""
         output = self.request.config.output
         address = address_of(output.folder)
@@ -332,7 +332,7 @@ class ManifestRun:
             make = shlex.join(["hyimg", "report", str(output.folder)])
             self._remark([f"shards write no report.html; when all are done: {make}"], "info")
             return None
-        return Follower(output.folder)
+        return LivePage(output.folder)
 
 
 def describe_toys(jobs: Iterable[Job], settings: Mapping[str, Setting]) -> Iterator[str]:

@@ -67,8 +67,8 @@ class RunPage:
     def __init__(self, folder: Path) -> None:
         """Raise UsageError for a folder without a run, OutputFolderError for a damaged one."""
         self._folder = folder
-        self._asked = AskedJobs(folder)
-        self._pictures = LinkedPictures(folder, self._asked.shared)
+        self._jobs = ResolvedJobs(folder)
+        self._pictures = LinkedPictures(folder, self._jobs.shared)
         # Bytes and lines read so far from each journal.
         self._read: dict[Path, tuple[int, int]] = {}
         self._status: dict[str, str] = {}
@@ -109,7 +109,7 @@ class RunPage:
             self._records += [""] * len(results)
             for number, result in work:
                 before = self._pictures.waiting
-                self._records[number] = as_json(self._asked.record_of(result, self._pictures))
+                self._records[number] = as_json(self._jobs.record_of(result, self._pictures))
                 self._waiting.pop(number, None)
                 if self._pictures.waiting > before:
                     self._waiting[number] = result
@@ -120,7 +120,7 @@ class RunPage:
                 data = f"hyimgReport.data({number}, [\n" + ",\n".join(some) + "\n]);\n"
                 files[f"{DATA}/data-{number + 1:04}.js"] = data
             waiting = Counter(number // _PER_FILE for number in self._waiting)
-            facts = self._asked.index(self._status) | {
+            facts = self._jobs.index(self._status) | {
                 # The time of this update, because a killed run cannot report that it ended.
                 "running": is_running and int(time.time()),
                 # For each data file, its number of records, and how many of them will still change.
@@ -152,7 +152,7 @@ class RunPage:
         return True
 
 
-class Follower:
+class LivePage:
     """Updates a run's page during the run, in a separate thread, in a share of the run's time.
 
     `SHARE` limits the thread's processor time. With few cores, that time slows the run itself.
@@ -217,7 +217,7 @@ class Follower:
             self._spent_s += self._last_s
 
 
-class AskedJobs:
+class ResolvedJobs:
     """A run's resolved jobs: the place and the line of each, by custom_id.
 
     `shared`: the folder that all source images share, written as in their paths.

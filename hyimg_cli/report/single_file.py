@@ -9,7 +9,7 @@ from hyimg_cli.journal.past_run import past_jobs
 from hyimg_cli.report.page import render
 from hyimg_cli.report.picks import shown_picks
 from hyimg_cli.report.records import Pictures, Record
-from hyimg_cli.report.run_page import AskedJobs, call, status_of
+from hyimg_cli.report.run_page import ResolvedJobs, call, status_of
 from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
 
 # Maximum side of an embedded picture, and maximum bytes of a file embedded unchanged.
@@ -23,12 +23,12 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
 
     `most_mb` is in units of 10^6 bytes. Raises as `RunPage` does.
     """
-    asked = AskedJobs(folder)
+    jobs = ResolvedJobs(folder)
     results = [one.result for one in past_jobs(folder) if one.result]
     status = {str(result["custom_id"]): status_of(result) for result in results}
-    pictures = EmbeddedPictures(folder, asked.shared, int(most_mb * 1e6))
-    records = [asked.record_of(result, pictures) for result in results]
-    facts = asked.index(status) | {"running": False, "files": []}
+    pictures = EmbeddedPictures(folder, jobs.shared, int(most_mb * 1e6))
+    records = [jobs.record_of(result, pictures) for result in results]
+    facts = jobs.index(status) | {"running": False, "files": []}
     facts["capped"] = (
         (
             f"{pictures.left_out} pictures were left out, because this file holds at most "

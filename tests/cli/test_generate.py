@@ -18,7 +18,7 @@ import pytest
 
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.files import remove
-from hyimg_cli.report.run_page import Follower
+from hyimg_cli.report.run_page import LivePage
 
 GOOD = [{"custom_id": f"job-{n}", "prompt": "a circle", "seed": n} for n in range(4)]
 Run = Callable[..., Any]
@@ -374,13 +374,13 @@ def test_a_run_that_ends_early_has_its_page(
 def test_ctrl_c_while_the_page_is_made_exits_130(
     run_cli: Run, write_manifest: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def press(follower: Follower) -> None:
-        follower._thread.shutdown()  # the next run has a thread of its own
+    def press(page: LivePage) -> None:
+        page._thread.shutdown()  # the next run has a thread of its own
         os.kill(os.getpid(), signal.SIGINT)
 
     manifest = write_manifest(*GOOD)
     with monkeypatch.context() as patch:
-        patch.setattr(Follower, "close", press)
+        patch.setattr(LivePage, "close", press)
         assert run_cli("generate", manifest).code == 130
     ran = run_cli("generate", manifest)
     assert (ran.code, "4 skipped" in ran.err) == (0, True)

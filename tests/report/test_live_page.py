@@ -11,8 +11,8 @@ from PIL import Image
 from report.folders import asked, done, write_run
 from report.test_run_page import index, large, records
 
-from hyimg_cli.report import run_page as follower
-from hyimg_cli.report.run_page import SHARE, Follower
+from hyimg_cli.report import run_page
+from hyimg_cli.report.run_page import SHARE, LivePage
 from hyimg_cli.spec.events import JobEnded, Outcome, Progress
 
 DONE = JobEnded(Outcome("a", "done", key=""))
@@ -29,12 +29,12 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.run_s = self.work_s = 0.0
-        patch.setattr(follower.time, "perf_counter", lambda: self.run_s)
-        patch.setattr(follower.time, "thread_time", lambda: self.work_s)
-        patch.setattr(follower, "cores", lambda: 2)
+        patch.setattr(run_page.time, "perf_counter", lambda: self.run_s)
+        patch.setattr(run_page.time, "thread_time", lambda: self.work_s)
+        patch.setattr(run_page, "cores", lambda: 2)
 
 
-def settled(page: Follower) -> None:
+def settled(page: LivePage) -> None:
     page._thread.submit(int).result()
 
 
@@ -55,8 +55,8 @@ def test_a_page_is_refreshed_as_often_as_its_share_allows(
             clock.work_s += 0.3
             return True
 
-    monkeypatch.setattr(follower, "RunPage", Page)
-    page = Follower(tmp_path)
+    monkeypatch.setattr(run_page, "RunPage", Page)
+    page = LivePage(tmp_path)
     page.look(OTHER)
     settled(page)
     for second in range(1, 3601):
@@ -77,7 +77,7 @@ def test_thumbnails_wait_until_there_is_time(
 ) -> None:
     clock = Clock(monkeypatch)
     out = large(tmp_path / "out")
-    page = Follower(out)
+    page = LivePage(out)
     page.look(OTHER)
     page.look(DONE)
     settled(page)
@@ -93,14 +93,14 @@ def test_thumbnails_wait_until_there_is_time(
 def test_looking_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that hangs holds up the page, not the run."""
     out, looked = write_run(tmp_path / "out", [], [asked("a")]), threading.Event()
-    whole, seen = follower.RunPage.refresh, []
+    whole, seen = run_page.RunPage.refresh, []
 
     def slow(self: Any, **how: Any) -> bool:
         seen.append(looked.wait(60))
         return bool(whole(self, **how))
 
-    monkeypatch.setattr(follower.RunPage, "refresh", slow)
-    page = Follower(out)
+    monkeypatch.setattr(run_page.RunPage, "refresh", slow)
+    page = LivePage(out)
     for _ in range(100):
         page.look(DONE)
     looked.set()
@@ -113,7 +113,7 @@ def test_looking_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_failed_on_the_way_is_made_good_at_the_end(tmp_path: Path) -> None:
     out = write_run(tmp_path / "out", [], [asked("a")])
     (out / "report").write_text("in the way")
-    page = Follower(out)
+    page = LivePage(out)
     page.look(DONE)
     settled(page)
     (out / "report").unlink()
@@ -132,7 +132,7 @@ def _finished(out: Path) -> Path:
     """A run whose page is written; its small picture is shown as it is."""
     write_run(out, [done("a")], [asked("a")])
     Image.new("RGB", (8, 8)).save(out / "outputs" / "a.png")
-    Follower(out).close()
+    LivePage(out).close()
     return out
 
 
@@ -168,18 +168,18 @@ def test_a_page_is_made_again_if_what_it_shows_has_changed(
         CHANGES[change](out)
     caplog.clear()
     caplog.set_level("INFO")
-    changed = Follower(out).close()
+    changed = LivePage(out).close()
     assert ("the page took" in caplog.text) == (change is not None)
     if change is None:
         assert not changed
         assert _page_times(out) == before
     # The next one is current again.
-    assert not Follower(out).close()
+    assert not LivePage(out).close()
 
 
 def test_a_damaged_small_picture_is_named_when_the_page_is_made(tmp_path: Path) -> None:
     out = _finished(tmp_path / "out")
     (out / "outputs" / "a.png").write_bytes(b"damaged")
     _append(out / "results.jsonl")
-    assert Follower(out).close()
+    assert LivePage(out).close()
     assert "gone" in records(out)[0]["outputs"][0]
