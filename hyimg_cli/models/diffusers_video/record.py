@@ -69,6 +69,8 @@ _PRODUCTS = 2
 # Bytes of a token at a block's widest moment, in widths of the network: 22 were counted for Wan's
 # blocks, 25 for HunyuanVideo-1.5's, without weights.
 _TOKEN_WIDTHS = 25
+# A token's own modulation: six rows in 16 bits and in float32, its timestep's row and a copy.
+_MODULATION_WIDTHS = 6 * (2 + 4) + 2 * 2
 
 
 class DiffusersFolder(VideoCheckpoint):
@@ -271,7 +273,7 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         latent_channels=vae.count("z_dim", 16),
         max_prompt_tokens=WAN_MAX_TOKENS,
         tiles=TileRule(_TILE_PIXELS // cell, _STRIDE_PIXELS // cell, cell),
-        forward=wan_forward(network),
+        forward=wan_forward(network, by_token=layout.expands_timesteps),
         blocks=network.count("num_layers", _WAN_BLOCKS),
         context_heads=network.count("num_attention_heads", _WAN_HEADS),
         decode=WAN_DECODE,
@@ -378,8 +380,11 @@ def hunyuan_forward(network: Config) -> ForwardWork:
     return _forward_work(cells, width, layers, weights, channels)
 
 
-def wan_forward(network: Config) -> ForwardWork:
-    """Return a forward of Wan: self-attention, and cross-attention to the text's 512 rows."""
+def wan_forward(network: Config, *, by_token: bool = False) -> ForwardWork:
+    """Return a forward of Wan: self-attention, and cross-attention to the text's 512 rows.
+
+    `by_token`: each token has its own timestep (2.2's 5B model).
+    """
     heads = network.count("num_attention_heads", _WAN_HEADS)
     width = heads * network.count("attention_head_dim", 128)
     layers, cells = network.count("num_layers", _WAN_BLOCKS), math.prod(wan_patch(network))
@@ -387,7 +392,9 @@ def wan_forward(network: Config) -> ForwardWork:
     weights = (4 + 2) * width**2 + 2 * width * network.count("ffn_dim", 13824)
     across = _PRODUCTS * WAN_MAX_TOKENS * width
     channels = network.count("in_channels", 16) + network.count("out_channels", 16)
-    return _forward_work(cells, width, layers, weights + across, channels)
+    found = _forward_work(cells, width, layers, weights + across, channels)
+    own = _MODULATION_WIDTHS * width if by_token else 0
+    return replace(found, token_bytes=found.token_bytes + own)
 
 
 def _forward_work(cells: int, width: int, layers: int, weights: int, channels: int) -> ForwardWork:

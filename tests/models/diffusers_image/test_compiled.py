@@ -1,5 +1,6 @@
 """Blocks of editors compiled by torch: graphs are whole, and a new length needs none of its own."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from diffusers import ZImageTransformer2DModel
 from hyimg_cli.models.diffusers_image.own_blocks import _attend_by_length
 from hyimg_cli.models.diffusers_video.networks import compile_blocks
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -58,7 +60,9 @@ def test_ten_lengths_compile_nothing_after_the_second(
         list(pipeline.use(model, [one], None))
         if not counts:
             compile_whole(graphs, pipeline._resident().have("transformer"))
-        for event in pipeline.work([one], None, 0.0):
+        told = list[Any]()
+        deque(pipeline.work(TicketQueue([Ticket(one, tell=told.append)], is_whole=True)), 0)
+        for event in told:
             if isinstance(event, Lost):
                 raise event.error
         counts.append(len(graphs))
