@@ -567,11 +567,12 @@ def test_the_clock_set_back_and_the_cache_removed_while_a_run_goes(
 ) -> None:
     cache, append, clock = tmp_path / "cache", RunFolder.append, time.time_ns
 
-    def append_and_disturb(folder: RunFolder, outcome: Outcome) -> None:
-        append(folder, outcome)
+    def append_and_disturb(folder: RunFolder, outcome: Outcome) -> Outcome:
+        appended = append(folder, outcome)
         shutil.rmtree(cache, ignore_errors=True)
         monkeypatch.setattr(time, "time_ns", lambda: clock() - 10**9 * 86_400)
         monkeypatch.setattr(time, "time", lambda: clock() / 1e9 - 86_400)
+        return appended
 
     lines = [JOB | {"images": [write_picture(f"{n}.png").name], "custom_id": f"j{n}"}
              for n in (1, 2)]  # fmt: skip
