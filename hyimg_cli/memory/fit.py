@@ -41,7 +41,11 @@ class Fit:
 
     def refusal(self, why: str = "") -> MachineError:
         """Return the error of a run that does not start, or that turned out to have too little."""
-        needed = self.needed
+        needed, main = self.needed, self.available.main
+        if not why and main is not None and needed.total <= self.available.free:
+            waiting = f"the networks that wait take {bytes_text(needed.waiting)} of main memory"
+            what = f"{waiting}, which has {bytes_text(main)} free"
+            return MachineError(what, hint=self.remedy, code="machine.memory")
         work = f" and one job another {bytes_text(needed.work)}" if needed.work else ""
         what = f"the weights take {bytes_text(needed.weights)}{work}; {why or self.available}"
         return MachineError(what, hint=self.remedy, code="machine.memory")

@@ -42,8 +42,13 @@ class Prepared:
         return {name: need.total for name, need in found.items()}
 
 
-def prepared(folder: Path, name: str, offload: Offloading, together: int = 1) -> Prepared:
-    """Write a checkpoint; its jobs have its own size and length."""
+def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
+    """Write a checkpoint; its jobs have its own size and length.
+
+    `name`: one of `FILMS`; behind it, for clips that are drawn together, " x " and their number.
+    """
+    name, _, count = name.partition(" x ")
+    together = int(count or 1)
     model = str(write_film(folder / "checkpoint", name))
     card = registry.video_card(model)
     own, picture = card.defaults, str(folder / "start.png")
@@ -77,9 +82,9 @@ def prepared(folder: Path, name: str, offload: Offloading, together: int = 1) ->
     return Prepared(jobs, config, card)
 
 
-def trace(folder: Path, name: str, offload: Offloading, together: int = 1) -> Trace:
+def trace(folder: Path, name: str, offload: Offloading) -> Trace:
     """Run the jobs."""
-    made = prepared(folder, name, offload, together)
+    made = prepared(folder, name, offload)
     with fake_process() as stages:
         stages.trace.planned = made.planned
         pipeline = VideoPipeline(made.config)

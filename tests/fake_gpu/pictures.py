@@ -31,8 +31,11 @@ FORMS: dict[str, Quantization] = {"HunyuanImage-3.0-Instruct": "fp8"}
 SIDE, STEPS, TOKENS, TOGETHER = 1024, 3, 3, 3
 
 
-def trace(folder: Path, name: str, _offload: str) -> Trace:
-    """Run a picture, an edit with a text, and several edits together."""
+def trace(folder: Path, name: str, offload: str) -> Trace:
+    """Run a picture, an edit with a text, and several edits together.
+
+    `offload`: none or experts.
+    """
     model = str(WRITERS[name](folder / "checkpoint"))
     card, paths = registry.model_card(model), []
     for number in range(TOGETHER):
@@ -71,6 +74,7 @@ def trace(folder: Path, name: str, _offload: str) -> Trace:
         device="cuda:0",
         quantization=FORMS.get(name, "none"),
         decode_graphs="off",
+        offloads_experts=offload == "experts",
         machine=machine,
     )
     batch = BatchConfig(

@@ -14,8 +14,6 @@ from hyimg_cli.models.hunyuan_image3.config import architecture
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes
 
 _GOLDEN = Path(__file__).parents[1] / "models" / "bagel" / "golden" / "checkpoint"
-# Of HunyuanImage-3's 32.
-LAYERS = 2
 _LLM = {
     "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28,
     "num_key_value_heads": 4, "intermediate_size": 18944, "vocab_size": 152064,
@@ -52,13 +50,8 @@ def write_bagel(folder: Path) -> Path:
 
 
 def write_hunyuan(folder: Path) -> Path:
-    """Write the first layers: all are alike, and reading the experts of each takes a second."""
     released_folder(folder)
     (folder / "model.safetensors.index.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    each = ("moe_topk", "num_shared_expert", "moe_intermediate_size")
-    config |= {name: config[name][:LAYERS] for name in each} | {"num_hidden_layers": LAYERS}
-    (folder / "config.json").write_text(json.dumps(config))
-    arch = architecture(config)
+    arch = architecture(json.loads((folder / "config.json").read_text()))
     write_hole(folder / "model.safetensors", expected_shapes(arch))
     return folder

@@ -50,7 +50,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("family")
     parser.add_argument("name")
-    parser.add_argument("--offload", default="none", choices=("none", "model", "group"))
+    parser.add_argument("--offload", default="none", choices=("none", "model", "group", "experts"))
     return parser.parse_args()
 
 

@@ -33,11 +33,14 @@ from torch.utils._pytree import tree_map
 from transformers.initialization import no_init_weights
 
 from hyimg_cli.loading import readers
+from hyimg_cli.memory import available
 
 TESTS = Path(__file__).parents[1]
 _TENSOR: Any = torch.tensor
 # Memory of an H200.
 _BYTES = 141_000_000_000
+# Main memory beside it: weights wait there, which here are sizes without numbers.
+_MAIN_BYTES = 512_000_000_000
 
 
 @dataclass
@@ -111,6 +114,7 @@ def fake_process() -> Iterator[Stages]:
             (torch.cuda, "memory_allocated", lambda _device=None: gpu.live),
             (torch.cuda, "memory_reserved", lambda _device=None: gpu.live),
             (torch.cuda, "empty_cache", lambda: None),
+            (available, "available_bytes", lambda: _MAIN_BYTES),
             (readers, "safe_open", lambda _path, **_: nullcontext()),
             (readers.StoredTensor, "_read", lambda _self, _memory, _start: None),
             (ThreadPoolExecutor, "submit", _submitted),

@@ -22,7 +22,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory import fit, refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
-from hyimg_cli.memory.fit import check_fit, fits, in_forms, memory_guard, need, need_of_second
+from hyimg_cli.memory.fit import Fit, check_fit, fits, in_forms, memory_guard, need, need_of_second
 from hyimg_cli.memory.footprint import Need, footprint, needs
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image import pipeline as pictures
@@ -371,4 +371,14 @@ def test_present_is_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (available_memory(asked).free, available_memory(asked, replicas=4).free) == (
         30 * GB,
         7.5 * GB,
+    )
+
+
+def test_a_refusal_names_the_memory_that_is_too_small() -> None:
+    there = AvailableMemory(141_000_000_000, "cuda:0", main=15_000_000_000)
+    on_gpu = Fit(Need(150_000_000_000), there).refusal()
+    assert on_gpu.what == "the weights take 150.0 GB; cuda:0 has 141.0 GB free"
+    waits = Fit(Need(2_600_000_000, waiting=31_000_000_000), there).refusal()
+    assert waits.what == (
+        "the networks that wait take 31.0 GB of main memory, which has 15.0 GB free"
     )
