@@ -1,8 +1,8 @@
 """Every value of every JSON file of a checkpoint replaced: refused, or drawn with.
 
 A value that makes the line one that the model does not take ends with exit code 2, others with 3. A
-few values of each family in the suite; under the mark `thorough` all of them (an hour), and 200 of
-each of the library's editors: there, one that a library alone reads may fail the job.
+few values of each family in the suite; under the mark `thorough` all of the embedded model's, and
+100 of each other family (SEED=N takes others): what a library alone reads may fail an editor's job.
 """
 
 import json
@@ -125,13 +125,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     [
         *QUICK.items(),
         *(
-            pytest.param(family, None, marks=[pytest.mark.thorough, pytest.mark.timeout(7200)])
+            pytest.param(
+                family,
+                None if family == "tiny-image" else 100,
+                marks=[pytest.mark.thorough, pytest.mark.timeout(1800)],
+            )
             for family in (*FOLDERS, *WRITERS)
-            if family not in tiny_editors.PIPELINES
-        ),
-        *(
-            pytest.param(family, 200, marks=[pytest.mark.thorough, pytest.mark.timeout(7200)])
-            for family in tiny_editors.PIPELINES
         ),
     ],
 )
@@ -149,7 +148,8 @@ def test_no_value_ends_in_an_error_of_ours(
     write_manifest(line_of(family))
     write_picture("in.png", (48, 32))
     cases = every_case(folder)
-    cases = cases if count is None else random.Random(family).sample(cases, count)
+    chance = random.Random(family + os.environ.get("SEED", ""))
+    cases = cases if count is None else chance.sample(cases, count)
     ends = Counter[str]()
     for number, (file, at, new) in enumerate(cases):
         copy = tmp_path / str(number)
