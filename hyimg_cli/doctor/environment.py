@@ -168,7 +168,7 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
     """Return the text on a quantization. Raises MachineError if it has no kernel here."""
     import torch
 
-    from hyimg_cli.kernels.experts import experts_of
+    from hyimg_cli.kernels.choice import experts_of
     from hyimg_cli.kernels.formats import Stack, empty_stack
 
     def stack(rows: int) -> Stack:
@@ -187,7 +187,7 @@ def _limit_of_graphs(form: Quantization, device: "torch.device", dtype: str) -> 
     """
     import torch
 
-    from hyimg_cli.kernels.experts import ANY_ROWS, rows_unread
+    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
 
     if device.type != "cuda" or triton_lacks():
         return ""

@@ -40,18 +40,6 @@ class Rows:
 DecodeAttention = Callable[[Tensor, Tensor, Tensor, Rows], Tensor]
 
 
-def decode_attention(device: torch.device) -> DecodeAttention:
-    """Return the kernels on a GPU, their twin on a CPU; called once, when the model is built.
-
-    Triton must be installed for a GPU.
-    """
-    if device.type != "cuda":
-        return plain_decode
-    from hyimg_cli.kernels.pointer_decode import pointer_decode
-
-    return pointer_decode
-
-
 def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
     """Return attention [R, H, D] of one token a row, appending its key and value.
 

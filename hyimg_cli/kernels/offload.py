@@ -22,7 +22,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.experts import ByRows, Experts, RoutedTokens, experts_of
+from hyimg_cli.kernels.choice import ByRows, experts_of
+from hyimg_cli.kernels.experts import Experts, RoutedTokens
 from hyimg_cli.kernels.formats import Stacks
 from hyimg_cli.kernels.transfer import lock, to_device, unlock
 

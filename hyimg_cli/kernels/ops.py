@@ -6,7 +6,6 @@ Triton, each one pass over memory. A row's bits never depend on the other rows.
 
 # Legend: T token, M model width, H query head, K kv head (or chosen expert), D head width,
 # E expert, I inner width, R row sorted by expert, V vocabulary, N token of a sequence
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.formats import quantize_rows
-from hyimg_cli.spec.compilers import triton_lacks
 
-_LOG = logging.getLogger(__name__)
 # Of queries and of keys, or cosines and sines.
 Pair = tuple[Tensor, Tensor]
 
@@ -122,23 +119,6 @@ class PlainOps:
 
 
 PLAIN = PlainOps()
-
-
-def has_triton() -> bool:
-    """Return True if Triton is installed and can build its kernels here."""
-    return not triton_lacks()
-
-
-def ops_of(device: torch.device) -> PlainOps:
-    """Return the kernels for a layer on `device`; called once, when the model is built."""
-    if device.type != "cuda":
-        return PLAIN
-    if not has_triton():
-        _LOG.warning("%s: norms, router and experts run unfused, and slower", triton_lacks())
-        return PLAIN
-    from hyimg_cli.kernels.fused_ops import FusedOps
-
-    return FusedOps()
 
 
 def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:

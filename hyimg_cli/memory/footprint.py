@@ -219,7 +219,7 @@ def working(card: ModelCard, config: RunConfig) -> Working:
     if kind == "fp8" and not choice.machine and here().has_gpu:
         import torch
 
-        from hyimg_cli.kernels.experts import takes_scaled
+        from hyimg_cli.kernels.choice import takes_scaled
 
         # A GPU without FP8 row products unpacks the experts for theirs, as for NF4.
         if torch.cuda.is_available() and not takes_scaled(torch.cuda.get_device_capability()):

@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import GpuCapture
+from hyimg_cli.kernels.choice import MOST_FEW_ROWS
 from hyimg_cli.kernels.decode_attention import plain_decode
-from hyimg_cli.kernels.experts import MOST_FEW_ROWS
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry

@@ -14,7 +14,7 @@ from fake_gpu.device import fake_gpu
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyimg_cli.kernels import experts
+from hyimg_cli.kernels import choice
 from hyimg_cli.kernels.experts import RoutedTokens
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.memory import footprint
@@ -195,10 +195,10 @@ def test_slots_are_shown_to_no_kernel_that_reads_all_it_is_given(
     ones, not what stays of all layers.
     """
     given = []
-    monkeypatch.setattr(experts, "most_few_rows", lambda *_: 0)
+    monkeypatch.setattr(choice, "most_few_rows", lambda *_: 0)
     for name in ("routed_experts", "scaled_experts"):
         monkeypatch.setattr(
-            experts, name, lambda rows, stacks, **_: given.append(stacks[0].shape[0]) or rows.x_TM
+            choice, name, lambda rows, stacks, **_: given.append(stacks[0].shape[0]) or rows.x_TM
         )
     away = [
         tuple(_away(stack) for stack in layer.mlp.stacks) for layer in bench.network.model.layers

@@ -18,7 +18,7 @@ from event_kinds import is_done, is_step
 from hyimg_cli.engine.session import Session
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kernels.captures import waits_are_errors
-from hyimg_cli.kernels.experts import ANY_ROWS, rows_unread
+from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.available import free_bytes, limit_gpu_memory
 from hyimg_cli.memory.footprint import Together

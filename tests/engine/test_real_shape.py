@@ -412,7 +412,7 @@ def test_cases_are_made_on_a_gpu_too(
     from shapes.floors import Floors
     from workload import TINY, workload
 
-    from hyimg_cli.kernels.decode_attention import decode_attention
+    from hyimg_cli.kernels.choice import decode_attention
     from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
     from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from workload import REAL, Workload, source, workload
 
 from hyimg_cli.diffusion.schedule import Step
-from hyimg_cli.kernels.decode_attention import decode_attention
+from hyimg_cli.kernels.choice import decode_attention
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.memory.footprint import Needs, Together, needs, working
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3

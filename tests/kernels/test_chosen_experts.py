@@ -8,17 +8,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import bias
 
-from hyimg_cli.kernels import attention, experts, formats
-from hyimg_cli.kernels.experts import (
+from hyimg_cli.kernels import attention, choice, formats
+from hyimg_cli.kernels.choice import (
     ANY_ROWS,
     MOST_FEW_QUANTISED,
     MOST_FEW_ROWS,
     ByRows,
-    Experts,
     experts_of,
     most_few_rows,
     rows_unread,
 )
+from hyimg_cli.kernels.experts import Experts
 from hyimg_cli.kernels.formats import Format, empty_stack
 from hyimg_cli.settings.run import Quantization
 
@@ -106,7 +106,7 @@ def test_rows_that_a_graph_can_hold_are_those_of_the_kernels_that_are_chosen(
     fake: None, monkeypatch: pytest.MonkeyPatch, form: Format | None, capability: tuple[int, int]
 ) -> None:
     """In float32, where the dense product reads sizes everywhere: by the kernels alone."""
-    monkeypatch.setattr(experts, "require_bitsandbytes", lambda: None)
+    monkeypatch.setattr(choice, "require_bitsandbytes", lambda: None)
     names = _names(_chosen(monkeypatch, form, capability))
     few = most_few_rows(capability, form or "none") if names[0] == "decode_experts" else 0
     expected = ANY_ROWS if names[-1] == "scaled_experts" else few

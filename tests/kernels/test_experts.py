@@ -6,12 +6,8 @@ from kernels import cases
 from torch import nn
 
 from hyimg_cli.kernels import rows
-from hyimg_cli.kernels.experts import (
-    RoutedTokens,
-    experts_of,
-    plain_scaled_experts,
-    routed_experts,
-)
+from hyimg_cli.kernels.choice import experts_of
+from hyimg_cli.kernels.experts import RoutedTokens, plain_scaled_experts, routed_experts
 from hyimg_cli.kernels.experts import plain_experts as plain_stacks
 from hyimg_cli.kernels.formats import Stacks, dense
 from hyimg_cli.kernels.ops import PLAIN

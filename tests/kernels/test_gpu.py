@@ -9,10 +9,9 @@ from masks import plain_attention
 
 from hyimg_cli.kernels.attention import fused_attention
 from hyimg_cli.kernels.captures import waits_are_errors
+from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import (
-    ByRows,
     RoutedTokens,
-    experts_of,
     plain_experts,
     plain_scaled_experts,
     routed_experts,

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from hyimg_cli.kernels import transfer
-from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
+from hyimg_cli.kernels.choice import ops_of
+from hyimg_cli.kernels.ops import PLAIN, PlainOps
 from hyimg_cli.spec import compilers
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None

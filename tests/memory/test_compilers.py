@@ -8,7 +8,7 @@ import pytest
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.keys import here
-from hyimg_cli.kernels.ops import has_triton
+from hyimg_cli.kernels.choice import has_triton
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.settings.run import MachineInfo, ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec import compilers

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKL
 
-from hyimg_cli.kernels.experts import require_bitsandbytes
+from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import quantize_linear
 from hyimg_cli.loading.checkpoint import check_tensors, tensor_index
 from hyimg_cli.loading.unfilled import refuse_unfilled

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.ops import PLAIN, PlainOps, ops_of
+from hyimg_cli.kernels.choice import ops_of
+from hyimg_cli.kernels.ops import PLAIN, PlainOps
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.models.common.config import VitShape
 

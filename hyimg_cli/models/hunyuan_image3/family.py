@@ -15,7 +15,8 @@ from hyimg_cli.diffusion.denoise import Track
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.attention import warn_of_slow_kernel
-from hyimg_cli.kernels.ops import has_triton, penalize
+from hyimg_cli.kernels.choice import has_triton
+from hyimg_cli.kernels.ops import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import Waiting, sent, to_device
 from hyimg_cli.kv.buffer import Buffer

@@ -9,7 +9,7 @@ tokens are computed without graphs.
 
 If a capture fails, that step and all later new ones are computed: the same kernels on the same
 memory, so the same numbers, launched one by one. A test on a GPU compares replays with computed
-steps, to the bit. Steps of more rows than a graph can hold on a GPU (`kernels.experts.rows_unread`)
+steps, to the bit. Steps of more rows than a graph can hold on a GPU (`kernels.choice.rows_unread`)
 are computed in this way from the start, with one warning.
 """
 
@@ -27,9 +27,14 @@ from torch import Tensor
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.captures import Capture, GpuCapture, Replay
-from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows, decode_attention
-from hyimg_cli.kernels.experts import ANY_ROWS, MOST_FEW_ROWS, rows_unread
-from hyimg_cli.kernels.ops import has_triton
+from hyimg_cli.kernels.choice import (
+    ANY_ROWS,
+    MOST_FEW_ROWS,
+    decode_attention,
+    has_triton,
+    rows_unread,
+)
+from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM

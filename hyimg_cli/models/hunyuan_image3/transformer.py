@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import RowAttention, masked_attention, row_attention
+from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
-from hyimg_cli.kernels.experts import experts_of
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks

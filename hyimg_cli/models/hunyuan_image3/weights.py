@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.kernels.experts import require_bitsandbytes
+from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
 from hyimg_cli.kernels.offload import OffloadedExperts
 from hyimg_cli.loading.checkpoint import check_tensors, weight_files
