@@ -10,7 +10,7 @@ from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.ranked import PART, LayersFollower
-from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture, Prefill
+from hyimg_cli.models.protocols import Context, DenoiseInput, GeneratedText, Prefill
 from hyimg_cli.parallel.ranks import Rank
 from hyimg_cli.spec.job import ImageJob
 
@@ -54,13 +54,13 @@ def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
     first = model.new_buffer(len(layout.ids))
     model.prefill([Prefill(layout, layout.ids, [], first, layout.live_start)])
     second = model.new_buffer(len(layout.ids))
-    second.take(first, common)
+    second.copy_prefix(first, common)
     model.prefill([Prefill(layout, layout.unconditional_ids, [], second, layout.live_start)])
     branches = [model.branch(layout, buffer) for buffer in (first, second)]
     latents = model.initial_latents(bucket, job.seed)
     velocities = []
     for step in Schedule(STEPS, 3.0).steps():
-        picture = LivePicture(latents, step, job.guidance_scale, branches)
+        picture = DenoiseInput(latents, step, job.guidance_scale, branches)
         velocities.append(model.velocities([picture])[0])
         latents = step.advance(latents, guided(velocities[-1], [job.guidance_scale]))
     return {"velocities": torch.stack(velocities), "pixels": model.decode_latents(latents)}

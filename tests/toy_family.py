@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.denoise import DenoisePlan
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment, TextSegment
@@ -111,14 +111,14 @@ class ToyModel(DecoderModel):
     def branch(self, layout: Any, buffer: Buffer) -> torch.Tensor:
         return buffer.read(0, buffer.length)[1][0].mean(dim=0)
 
-    def track(self, job: Any, canvas: Canvas, branches: int) -> Track:
+    def denoise_plan(self, job: Any, canvas: Canvas, branches: int) -> DenoisePlan:
         noise_CYX = torch.randn(3, CELLS, CELLS, generator=torch.Generator().manual_seed(job.seed))
 
         def guidance(velocity_GCYX: torch.Tensor, step: Any) -> torch.Tensor:
             scale = job.guidance_scale if step.sigma > 0.5 else 1.0
             return velocity_GCYX[-1] + scale * (velocity_GCYX[0] - velocity_GCYX[-1])
 
-        return Track(noise_CYX, Schedule(job.num_inference_steps, job.flow_shift), guidance)
+        return DenoisePlan(noise_CYX, Schedule(job.num_inference_steps, job.flow_shift), guidance)
 
     def velocities(self, pictures: Any) -> list[torch.Tensor]:
         ramp_YX, found = torch.linspace(-1, 1, CELLS**2).view(CELLS, CELLS), []

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from workload import Workload
 
-from hyimg_cli.kernels.attention import row_attention
+from hyimg_cli.kernels.attention import attention_of
 from shapes.cases import Case
 from shapes.timing import Call, profiled
 
@@ -62,7 +62,7 @@ def attention_cases(bench: "Bench") -> Iterator[Case]:
             q_THD, keys, values = given
             stop = next(lengths) if stop is None else stop
             with torch.no_grad():
-                return row_attention(bench.device)(q_THD, keys[:, :stop], values[:, :stop], False)
+                return attention_of(bench.device)(q_THD, keys[:, :stop], values[:, :stop], False)
 
         for stop in (next(lengths), next(lengths)):
             seen = partial(call, stop)

@@ -21,7 +21,7 @@ from hyimg_cli.models.common.spans import QuerySpan, query_spans
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs, bucket_of, decode_graphs
 from hyimg_cli.models.hunyuan_image3.model import Branch, HunyuanImage3ForCausalMM, SourceRows
-from hyimg_cli.models.protocols import LivePicture, Prefill
+from hyimg_cli.models.protocols import DenoiseInput, Prefill
 from hyimg_cli.pipelines.image.sampling import Draw, choose
 from hyimg_cli.pipelines.image.stages import encoded_by
 from shapes import lengths, pictures
@@ -110,7 +110,7 @@ class Bench:
 
         def step(feed: Callable[..., Tensor]) -> Tensor:
             for buffer in buffers:
-                buffer.withdraw(length)
+                buffer.truncate(length)
             with torch.no_grad():
                 return feed(runs)
 
@@ -210,7 +210,7 @@ class Bench:
 
     def _prefilled(self, buffer: Buffer) -> Tensor:
         layout = self.load.layout
-        buffer.withdraw(0)
+        buffer.truncate(0)
         with torch.no_grad():
             return self.network.prefill(
                 [Prefill(layout, layout.ids, self._sources, buffer, layout.live_start)]
@@ -225,9 +225,9 @@ class Bench:
         )
         return SourceRows(timestep[0], vae, vit)
 
-    def _picture(self, branches: Sequence[Branch]) -> LivePicture:
+    def _picture(self, branches: Sequence[Branch]) -> DenoiseInput:
         step = next(iter(Schedule(self.load.scale.steps, 3.0).steps()))
-        return LivePicture(self.latents(), step, 2.5, branches)
+        return DenoiseInput(self.latents(), step, 2.5, branches)
 
     def latents(self) -> Tensor:
         rows, columns = self.load.prompter.card.latent_grid(self.load.scale.size)

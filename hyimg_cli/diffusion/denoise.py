@@ -10,14 +10,14 @@ from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.spec.step_cache import StepCache
 
-# From drawings at a full step to all branches' velocities, [G, C, Y, X] each.
-Velocities = Callable[[Sequence["Drawing"]], Sequence[Tensor]]
+# From states at a full step to all branches' velocities, [G, C, Y, X] each.
+Velocities = Callable[[Sequence["DenoiseState"]], Sequence[Tensor]]
 # From branches' velocities [G, C, Y, X] at a step to the one that is followed, [C, Y, X].
 Guidance = Callable[[Tensor, Step], Tensor]
 
 
 @dataclass(frozen=True)
-class Track:
+class DenoisePlan:
     """One picture's noise, schedule and guidance; an unguided step evaluates branch 0 only."""
 
     noise_CYX: Tensor
@@ -26,16 +26,16 @@ class Track:
     is_guided: Callable[[Step], bool] = lambda step: True
 
 
-class Drawing:
+class DenoiseState:
     """The latents of one picture after its `done` steps, and its step cache.
 
     The cache starts over if the number of branches changes.
     """
 
-    def __init__(self, track: Track, rule: StepCache | None) -> None:
-        self.track, self.latents_CYX, self.done = track, track.noise_CYX, 0
-        self._steps = track.schedule.steps()
-        self.cache = VelocityCache(rule, [track.is_guided(step) for step in self._steps])
+    def __init__(self, plan: DenoisePlan, rule: StepCache | None) -> None:
+        self.plan, self.latents_CYX, self.done = plan, plan.noise_CYX, 0
+        self._steps = plan.schedule.steps()
+        self.cache = VelocityCache(rule, [plan.is_guided(step) for step in self._steps])
 
     @property
     def is_done(self) -> bool:
@@ -54,23 +54,23 @@ class Drawing:
     def advance(self, velocities_GCYX: Tensor | None) -> None:
         """Take the next step with all branches' velocities, estimated if none are given.
 
-        An exception leaves the drawing unchanged.
+        An exception leaves the state unchanged.
         """
         step, found = self.step, velocities_GCYX
         if found is None:
             (found,) = self.cache.estimate(step.index)
-        latents_CYX = step.advance(self.latents_CYX, self.track.guidance(found, step))
+        latents_CYX = step.advance(self.latents_CYX, self.plan.guidance(found, step))
         if velocities_GCYX is not None:
             self.cache.keep(step.index, [velocities_GCYX])
         self.latents_CYX, self.done = latents_CYX, self.done + 1
 
 
-def denoise_step(drawings: Sequence[Drawing], velocities: Velocities) -> None:
-    """Advance every drawing by its own next step.
+def denoise_step(states: Sequence[DenoiseState], velocities: Velocities) -> None:
+    """Advance every picture by its own next step.
 
-    `velocities` is called only for the drawings whose cache asks for a full step.
+    `velocities` is called only for the states whose cache asks for a full step.
     """
-    full = [drawing for drawing in drawings if drawing.cache.steps[drawing.step.index]]
+    full = [state for state in states if state.cache.steps[state.step.index]]
     found = dict(zip(full, velocities(full), strict=True)) if full else {}
-    for drawing in drawings:
-        drawing.advance(found.get(drawing))
+    for state in states:
+        state.advance(found.get(state))

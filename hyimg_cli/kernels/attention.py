@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 _LOG = logging.getLogger(__name__)
-RowAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+SpanAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
-def row_attention(device: torch.device) -> RowAttention:
+def attention_of(device: torch.device) -> SpanAttention:
     """Return the attention for a layer on `device`; called once, when the model is built."""
     return fused_attention if device.type == "cuda" else masked_attention
 

@@ -21,7 +21,7 @@ RUNS, BLOCK = 32, 64
 
 
 @dataclass(frozen=True)
-class Rows:
+class KVPointers:
     """One layer's K/V of each row, [K, S, D] with its own S, and their pointers.
 
     `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the next. `length`
@@ -37,10 +37,10 @@ class Rows:
     length_R: Tensor
 
 
-DecodeAttention = Callable[[Tensor, Tensor, Tensor, Rows], Tensor]
+DecodeAttention = Callable[[Tensor, Tensor, Tensor, KVPointers], Tensor]
 
 
-def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
+def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers) -> Tensor:
     """Return attention [R, H, D] of one token a row, appending its key and value.
 
     In float32. Reads no length on the host: all slots of a row are read, later ones masked.

@@ -34,16 +34,21 @@ class FusedOps(FusedMoeOps):
     def norm(self, x_TM: Tensor, weight_M: Tensor, eps: float) -> Tensor:
         return self._normed(x_TM, None, weight_M, eps)[1]
 
-    def added_norm(self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float) -> Pair:
-        return self._normed(x_TM, more_TM, weight_M, eps)
+    def added_norm(
+        self, x_TM: Tensor, pending_residual_TM: Tensor, weight_M: Tensor, eps: float
+    ) -> Pair:
+        return self._normed(x_TM, pending_residual_TM, weight_M, eps)
 
-    def _normed(self, x_TM: Tensor, more_TM: Tensor | None, weight_M: Tensor, eps: float) -> Pair:
+    def _normed(
+        self, x_TM: Tensor, pending_residual_TM: Tensor | None, weight_M: Tensor, eps: float
+    ) -> Pair:
         x_TM, width = x_TM.contiguous(), x_TM.shape[-1]
         out_TM = torch.empty_like(x_TM)
-        sum_TM = x_TM if more_TM is None else torch.empty_like(x_TM)
+        sum_TM = x_TM if pending_residual_TM is None else torch.empty_like(x_TM)
         _norm[(x_TM.numel() // width,)](
-            x_TM, x_TM if more_TM is None else more_TM.contiguous(), weight_M, sum_TM, out_TM,
-            width, eps, HAS_MORE=more_TM is not None, COLUMNS=triton.next_power_of_2(width),
+            x_TM, x_TM if pending_residual_TM is None else pending_residual_TM.contiguous(),
+            weight_M, sum_TM, out_TM, width, eps,
+            HAS_MORE=pending_residual_TM is not None, COLUMNS=triton.next_power_of_2(width),
             num_warps=8, enable_fp_fusion=False,
         )  # fmt: skip
         return sum_TM, out_TM

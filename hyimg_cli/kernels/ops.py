@@ -43,9 +43,11 @@ class PlainOps:
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         return weight_M * wide.to(x_TM.dtype)
 
-    def added_norm(self, x_TM: Tensor, more_TM: Tensor, weight_M: Tensor, eps: float) -> Pair:
-        """Return `x + more`, and its norm."""
-        sum_TM = x_TM + more_TM
+    def added_norm(
+        self, x_TM: Tensor, pending_residual_TM: Tensor, weight_M: Tensor, eps: float
+    ) -> Pair:
+        """Return `x + pending_residual`, and its norm."""
+        sum_TM = x_TM + pending_residual_TM
         return sum_TM, self.norm(sum_TM, weight_M, eps)
 
     def split_rotate_norm(

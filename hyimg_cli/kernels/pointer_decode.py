@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, Rows
+from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, KVPointers
 
 
-def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: Rows) -> Tensor:
+def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers) -> Tensor:
     """Return the attention [R, H, D] of one token a row: see `plain_decode`, its twin.
 
     K/V in memory have the dtype of `k`; the head width is a power of two.

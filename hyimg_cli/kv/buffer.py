@@ -33,14 +33,14 @@ class Slice:
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.keys, *self.values))
 
-    def on_host(self) -> "Slice":
+    def to_host(self) -> "Slice":
         """Return a copy in main memory, pinned if a GPU will fetch it back; waits for the copy."""
         copied = self._mapped(_to_host)
         for device in {rows.device for rows in self.keys if rows.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return copied
 
-    def on(self, devices: Sequence[torch.device]) -> "Slice":
+    def to_devices(self, devices: Sequence[torch.device]) -> "Slice":
         """Return a copy with each layer on its device, given one entry per layer.
 
         A GPU's copy is queued when this returns, ahead of all later work.
@@ -87,11 +87,11 @@ class Buffer:
     ) -> None:
         """`devices` has one entry a layer."""
 
-        def room(device: torch.device) -> Tensor:
+        def allocate(device: torch.device) -> Tensor:
             return torch.empty(kv_heads, capacity, head_dim, dtype=dtype, device=device)
 
-        self.keys_HSD = [room(device) for device in devices]
-        self.values_HSD = [room(device) for device in devices]
+        self.keys_HSD = [allocate(device) for device in devices]
+        self.values_HSD = [allocate(device) for device in devices]
         self.capacity = capacity
         self.length = 0
         # Buffers in the same memory, and this one's rows there that another may overwrite.
@@ -122,9 +122,9 @@ class Buffer:
         assert self.length <= length <= self.capacity, "a prefix only grows, within its buffer"
         self.length = length
 
-    def withdraw(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         """Shorten the prefix to `length`; rows after it are scratch again."""
-        assert 0 <= length <= self.length, "only what is committed can be withdrawn"
+        assert 0 <= length <= self.length, "only what is committed can be cut off"
         self.length = length
 
     def cut(self, start: int, stop: int) -> "Slice":
@@ -140,12 +140,12 @@ class Buffer:
             self.values_HSD[layer][:, self.length : stop] = values_HSD
         self.commit(stop)
 
-    def lend(self, prefix: int) -> "Buffer":
+    def alias(self, prefix: int) -> "Buffer":
         """Return a buffer in this one's memory, whose prefix is its first `prefix` tokens.
 
         Their scratch is shared. So a layer must be read right after it was written, before another
         buffer writes; each write first restores its buffer's rows after the shortest prefix of all.
-        Lend before any scratch is written.
+        Alias before any scratch is written.
         """
         assert prefix <= self.length, "only committed tokens can be shared"
         other = copy(self)
@@ -158,7 +158,7 @@ class Buffer:
             one._own = (shortest, one.cut(shortest, one.length)) if is_longer else None
         return other
 
-    def take(self, other: "Buffer", prefix: int) -> None:
+    def copy_prefix(self, other: "Buffer", prefix: int) -> None:
         """Copy another buffer's first `prefix` tokens, and make them the prefix."""
         assert prefix <= other.length, "only committed tokens can be shared"
         for layer, (keys_HSD, values_HSD) in enumerate(

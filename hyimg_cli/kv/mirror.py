@@ -26,7 +26,7 @@ from hyimg_cli.errors import RankError
 from hyimg_cli.kv.buffer import Buffer, Slice
 
 Part: TypeAlias = Buffer | Slice
-Method = Literal["new", "take", "extend", "cut", "on_host", "on"]
+Method = Literal["new", "copy_prefix", "extend", "cut", "to_host", "to_devices"]
 
 
 class Call(NamedTuple):
@@ -143,9 +143,9 @@ class MirroredBuffer(Buffer):
         own = partial(super().extend, rows)
         self._mirror.call("extend", own, [self, rows], home=self.handle.home)
 
-    def take(self, other: Buffer, prefix: int) -> None:
-        own = partial(super().take, other, prefix)
-        self._mirror.call("take", own, [self, other], prefix, home=self.handle.home)
+    def copy_prefix(self, other: Buffer, prefix: int) -> None:
+        own = partial(super().copy_prefix, other, prefix)
+        self._mirror.call("copy_prefix", own, [self, other], prefix, home=self.handle.home)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,13 +155,13 @@ class MirroredSlice(Slice):
     mirror: Mirror = field(kw_only=True)
     handle: Handle = field(kw_only=True)
 
-    def on_host(self) -> Slice:
-        own = (lambda: self) if self.handle.home else super().on_host
-        return self.mirror.slice_of(self, "on_host", own)
+    def to_host(self) -> Slice:
+        own = (lambda: self) if self.handle.home else super().to_host
+        return self.mirror.slice_of(self, "to_host", own)
 
-    def on(self, devices: Sequence[torch.device]) -> Slice:
-        own = (lambda: self) if self.handle.home else partial(super().on, devices)
-        return self.mirror.slice_of(self, "on", own)
+    def to_devices(self, devices: Sequence[torch.device]) -> Slice:
+        own = (lambda: self) if self.handle.home else partial(super().to_devices, devices)
+        return self.mirror.slice_of(self, "to_devices", own)
 
     def cut(self, start: int, stop: int) -> Slice:
         return self.mirror.slice_of(self, "cut", partial(super().cut, start, stop), start, stop)
@@ -198,7 +198,7 @@ class FollowerKV:
         if call.method == "new":
             made = self.new_buffer(*call.numbers)
         else:
-            given = (self.devices,) if call.method == "on" else (*parts[1:], *call.numbers)
+            given = (self.devices,) if call.method == "to_devices" else (*parts[1:], *call.numbers)
             made = getattr(parts[0], call.method)(*given)
         if made is not None:
             self.parts[call.result] = made

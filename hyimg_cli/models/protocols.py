@@ -76,7 +76,7 @@ class Prefill(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LivePicture:
+class DenoiseInput:
     """One picture at one denoise step."""
 
     latents_CYX: "Tensor"

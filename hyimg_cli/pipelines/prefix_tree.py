@@ -12,7 +12,7 @@ _MB = 1_000_000
 def new_prefix_tree(batch: BatchConfig, restore: Callable[[Slice], Slice]) -> KVTree[Slice]:
     """Return a tree for these settings; `restore` moves rows from main memory to the device."""
     host = Host[Slice](
-        batch.prefix_cache_host_mb * _MB, spill=lambda rows: rows.on_host(), restore=restore
+        batch.prefix_cache_host_mb * _MB, spill=lambda rows: rows.to_host(), restore=restore
     )
     return KVTree[Slice](
         batch.prefix_cache_mb * _MB,

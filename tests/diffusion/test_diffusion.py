@@ -5,7 +5,7 @@ integral.
 import pytest
 import torch
 
-from hyimg_cli.diffusion.denoise import Drawing, Track, denoise_step
+from hyimg_cli.diffusion.denoise import DenoisePlan, DenoiseState, denoise_step
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule
 
@@ -65,12 +65,15 @@ def test_counts_must_agree() -> None:
 def test_a_straight_flow_is_integrated_exactly() -> None:
     """With the true velocity noise - picture, any number of steps ends at the picture."""
     picture, noise = torch.randn(2, 3, 5, 5)
-    tracks = [Track(noise, Schedule(7, 3.0), CFG([])), Track(2 * noise, Schedule(7, 1.0), CFG([]))]
+    plans = [
+        DenoisePlan(noise, Schedule(7, 3.0), CFG([])),
+        DenoisePlan(2 * noise, Schedule(7, 1.0), CFG([])),
+    ]
     true = [(noise - picture)[None], (2 * noise - picture)[None]]
-    drawings = [Drawing(track, None) for track in tracks]
+    states = [DenoiseState(plan, None) for plan in plans]
     for _ in range(7):
-        assert not any(drawing.is_done for drawing in drawings)
-        denoise_step(drawings, lambda _: true)
-    for drawing in drawings:
-        assert drawing.is_done
-        torch.testing.assert_close(drawing.latents_CYX, picture, atol=1e-5, rtol=0)
+        assert not any(state.is_done for state in states)
+        denoise_step(states, lambda _: true)
+    for state in states:
+        assert state.is_done
+        torch.testing.assert_close(state.latents_CYX, picture, atol=1e-5, rtol=0)

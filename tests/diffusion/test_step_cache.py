@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Drawing, Track, denoise_step
+from hyimg_cli.diffusion.denoise import DenoisePlan, DenoiseState, denoise_step
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.diffusion.step_cache import VelocityCache
@@ -167,20 +167,20 @@ def test_rows_of_a_batch_keep_their_own_schedule() -> None:
     rules = [None, StepCache(4), StepCache(2, 2, first=1), StepCache(3, 0)]
     noises = torch.randn(len(rules), 3, 4, 4)
     weights = torch.randn(len(rules), 2, 1, 1, 1)
-    tracks = [Track(noise, schedule, CFG([2.5])) for noise in noises]
+    plans = [DenoisePlan(noise, schedule, CFG([2.5])) for noise in noises]
 
     def drawn(numbers: list[int]) -> tuple[list[Tensor], list[list[int]]]:
         asked: list[list[int]] = []
 
-        drawings = {Drawing(tracks[n], rules[n]): n for n in numbers}
+        states = {DenoiseState(plans[n], rules[n]): n for n in numbers}
 
-        def velocities(full: Sequence[Drawing]) -> list[Tensor]:
-            asked.append([drawings[one] for one in full])
-            return [torch.tanh(weights[drawings[one]] * one.latents_CYX) for one in full]
+        def velocities(full: Sequence[DenoiseState]) -> list[Tensor]:
+            asked.append([states[one] for one in full])
+            return [torch.tanh(weights[states[one]] * one.latents_CYX) for one in full]
 
         for _ in range(12):
-            denoise_step([*drawings], velocities)
-        return [one.latents_CYX for one in drawings], asked
+            denoise_step([*states], velocities)
+        return [one.latents_CYX for one in states], asked
 
     together, asked = drawn([0, 1, 2, 3])
     for number, rule in enumerate(rules):

@@ -61,7 +61,7 @@ def contexts(family: Any, lengths: Sequence[int]) -> list[Buffer]:
 def apart(buffers: Sequence[Buffer], family: Any) -> list[Buffer]:
     copies = [family.network.new_buffer(buffer.capacity) for buffer in buffers]
     for buffer, copy in zip(buffers, copies, strict=True):
-        copy.take(buffer, buffer.length)
+        copy.copy_prefix(buffer, buffer.length)
     return copies
 
 

@@ -91,12 +91,12 @@ def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
     buffer.commit(80)
     held = buffer.cut(0, 64)
     before = bench.gpu.live
-    host = held.on_host()
+    host = held.to_host()
     size = held.nbytes
     assert {rows.device.type for rows in (*host.keys, *host.values)} == {"cpu"}
     del held
     assert bench.gpu.live == before - size
-    back = host.on(bench.network.layer_devices)
+    back = host.to_devices(bench.network.layer_devices)
     assert bench.gpu.live == before
     bench.network.new_buffer(100).extend(back)
     assert not bench.gpu.waits

@@ -126,7 +126,9 @@ def test_same_pixels_from_a_tree_that_other_jobs_filled(
 def test_same_pixels_with_prefixes_spilled_to_main_memory(
     family: Any, mixed: list[ImageJob], alone: dict[str, bytes]
 ) -> None:
-    host = Host(10**9, spill=Slice.on_host, restore=lambda rows: rows.on(family.layer_devices))
+    host = Host(
+        10**9, spill=Slice.to_host, restore=lambda rows: rows.to_devices(family.layer_devices)
+    )
     tree = KVTree(200_000, host=host)
     studio = studio_of(family, tree=tree)
     assert _pixels(_run(mixed, studio, 4)) == alone

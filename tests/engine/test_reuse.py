@@ -16,7 +16,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import model, rope
-from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture, Prefill
+from hyimg_cli.models.protocols import Context, DenoiseInput, GeneratedText, Prefill
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes
 from hyimg_cli.pipelines.image.prefill import prefill_together
@@ -123,7 +123,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
         ((_, branches),) = prefill_together(family, [builder.build(context)], stop)
         assert not isinstance(branches, JobError)
         noise = family.initial_latents(bucket, 7)
-        live = LivePicture(noise, FIRST, 3.0, branches[0])
+        live = DenoiseInput(noise, FIRST, 3.0, branches[0])
         velocities += family.velocities([live])
         tokens.append(branches[1])
     torch.testing.assert_close(velocities[0], velocities[1], atol=1e-5, rtol=1e-5)
@@ -184,7 +184,7 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
         family.prefill([Prefill(layout, ids, [], buffer, layout.live_start)])
         branch = family.branch(layout, buffer)
         noise = family.initial_latents(bucket, 1)
-        velocities += family.velocities([LivePicture(noise, FIRST, 3.0, [branch])])
+        velocities += family.velocities([DenoiseInput(noise, FIRST, 3.0, [branch])])
     assert torch.equal(velocities[0], velocities[1])
     assert torch.equal(velocities[0], velocities[2])
 

@@ -91,7 +91,7 @@ def told(ends: Ends) -> dict[str, tuple[bytes, Any, Any]]:
 
 
 def _bits(end: ImageRequest) -> bytes:
-    latents: bytes = end.drawing.latents_CYX.numpy().tobytes()
+    latents: bytes = end.denoise_state.latents_CYX.numpy().tobytes()
     return latents + end.pixels.tobytes()
 
 
@@ -144,7 +144,9 @@ def test_each_text_is_written_once_and_nothing_differs_to_the_bit(
 def test_texts_spilled_to_main_memory_come_back(
     family: Any, jobs: list[ImageJob], each: dict[str, Any]
 ) -> None:
-    host = Host(10**9, spill=Slice.on_host, restore=lambda rows: rows.on(family.layer_devices))
+    host = Host(
+        10**9, spill=Slice.to_host, restore=lambda rows: rows.to_devices(family.layer_devices)
+    )
     tree = KVTree(120_000, host=host)
     ends = run(jobs, sharing(family, tree), 4)
     assert told(ends) == each

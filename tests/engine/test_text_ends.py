@@ -167,7 +167,7 @@ class Rows:
     def length(self) -> int:
         return len(self.ids)
 
-    def withdraw(self, length: int) -> None:
+    def truncate(self, length: int) -> None:
         del self.ids[length:]
 
 

@@ -24,7 +24,7 @@ from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
-from hyimg_cli.models.protocols import Encoded, LivePicture, Prefill
+from hyimg_cli.models.protocols import DenoiseInput, Encoded, Prefill
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image import stages
 from hyimg_cli.pipelines.image.admission import WholeBatches
@@ -159,14 +159,14 @@ class Bench:
         call()
         return Counted(name, planned, self.gpu.peak - base)
 
-    def _picture(self) -> LivePicture:
+    def _picture(self) -> DenoiseInput:
         layout = self.load.layout
         branches = []
         for _ in range(2):
             buffer = self.network.new_buffer(layout.live_stop)
             buffer.commit(layout.live_start)
             branches.append(self.network.branch(layout, buffer))
-        return LivePicture(self._latents(), Step(0, 0.5, 0.4, 500.0, 400.0, -0.1), 2.5, branches)
+        return DenoiseInput(self._latents(), Step(0, 0.5, 0.4, 500.0, 400.0, -0.1), 2.5, branches)
 
     def _latents(self) -> Tensor:
         rows, columns = self.card.latent_grid(SIZE)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.decode_attention import Rows
+from hyimg_cli.kernels.decode_attention import KVPointers
 
 LENGTHS = (0, 1, 31, 63, 64, 65, 300, 2500)
 
@@ -18,7 +18,7 @@ class Step:
     q_RHD: Tensor
     k_RKD: Tensor
     v_RKD: Tensor
-    rows: Rows
+    rows: KVPointers
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -51,9 +51,9 @@ def step(
     return Step(*new, rows_of(keys, values, torch.tensor(lengths, device=device)))
 
 
-def rows_of(keys: list[Tensor], values: list[Tensor], length_R: Tensor) -> Rows:
+def rows_of(keys: list[Tensor], values: list[Tensor], length_R: Tensor) -> KVPointers:
     """Their table."""
     at = [torch.tensor([t.data_ptr() for t in side]).to(length_R) for side in (keys, values)]
     width = keys[0].shape[2]
     heads = torch.tensor([t.stride(0) // width for t in keys]).to(length_R)
-    return Rows(keys, values, *at, heads, length_R)
+    return KVPointers(keys, values, *at, heads, length_R)

@@ -17,7 +17,7 @@ from kernels import cases, decode_cases, ops_cases
 
 from hyimg_cli.kernels import pointer_decode as pointer
 from hyimg_cli.kernels.decode import decode_experts
-from hyimg_cli.kernels.decode_attention import Rows, plain_decode
+from hyimg_cli.kernels.decode_attention import KVPointers, plain_decode
 from hyimg_cli.kernels.experts import plain_experts, routed_experts
 from hyimg_cli.kernels.fused_ops import FusedOps
 from hyimg_cli.kernels.ops import PLAIN
@@ -108,7 +108,7 @@ def _network_of_fused_rows() -> float:
 def _network_by_pointers() -> float:
     """The embedded network's steps by tables on the device alone, as a captured graph has them."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, rows: Rows) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, rows: KVPointers) -> Tensor:
         return pointer_decode(q, k, v, replace(rows, keys=(), values=()))
 
     model: Any = registry.load(ModelChoice(device="cpu", dtype="float32"))
@@ -119,7 +119,7 @@ def _network_by_pointers() -> float:
         model.network.feed([(range(5, 75 - 20 * n), b) for n, b in enumerate(buffers)])
         plain = [model.new_buffer(buffer.capacity) for buffer in buffers]
         for copy, buffer in zip(plain, buffers, strict=True):
-            copy.take(buffer, buffer.length)
+            copy.copy_prefix(buffer, buffer.length)
         for ids in ([9, 8, 7], [20, 30, 40]):
             ours = graphs([([i], b) for i, b in zip(ids, buffers, strict=True)])
             twin = model.network.feed([([i], b) for i, b in zip(ids, plain, strict=True)])

@@ -6,9 +6,9 @@ from masks import plain_attention
 from torch.nn.attention import SDPBackend
 
 from hyimg_cli.kernels.attention import (
+    attention_of,
     fused_attention,
     masked_attention,
-    row_attention,
     warn_of_slow_kernel,
 )
 
@@ -48,8 +48,8 @@ def test_a_hidden_key_has_no_influence() -> None:
 
 
 def test_a_cpu_keeps_the_attention_it_had() -> None:
-    assert row_attention(torch.device("cpu")) is masked_attention
-    assert row_attention(torch.device("cuda")) is fused_attention
+    assert attention_of(torch.device("cpu")) is masked_attention
+    assert attention_of(torch.device("cuda")) is fused_attention
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def _buffer(capacity: int) -> Buffer:
 
 def _copy(buffer: Buffer, prefix: int, capacity: int) -> Buffer:
     copy = _buffer(capacity)
-    copy.take(buffer, prefix)
+    copy.copy_prefix(buffer, prefix)
     return copy
 
 
@@ -78,7 +78,7 @@ def test_a_lent_place_is_as_good_as_a_copy(lengths: list[int], turns: list[int])
         full.write(layer, 0, _rows(6, layer), _rows(6, layer + 9))
     full.commit(6)
     copies = [_copy(full, length, 9) for length in (6, *lengths)]
-    lent = [full, *(full.lend(length) for length in lengths)]
+    lent = [full, *(full.alias(length) for length in lengths)]
     for number in [turn for turn in turns if turn < len(lent)] * 2:
         for layer in range(LAYERS):
             stop = lent[number].length + 3
@@ -111,9 +111,9 @@ def test_only_committed_tokens_are_shared() -> None:
 def test_withdrawn_rows_are_scratch_again() -> None:
     buffer = _buffer(4)
     buffer.commit(3)
-    buffer.withdraw(2)
+    buffer.truncate(2)
     assert buffer.length == 2
     with pytest.raises(AssertionError, match="only committed"):
         buffer.cut(0, 3)
-    with pytest.raises(AssertionError, match="committed can be withdrawn"):
-        buffer.withdraw(3)
+    with pytest.raises(AssertionError, match="committed can be cut off"):
+        buffer.truncate(3)

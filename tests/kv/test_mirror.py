@@ -98,11 +98,11 @@ def _act(pair: Pair, action: str, number: int, buffers: list[Buffer], slices: li
             pair.forward(buffer, number % 5)
         case "take":
             buffers.append(pair.new(CAPACITY))
-            buffers[-1].take(buffer, buffer.length // 2)
+            buffers[-1].copy_prefix(buffer, buffer.length // 2)
         case "cut" if buffer.length:
             slices.append(buffer.cut(number % buffer.length, buffer.length))
         case "withdraw":
-            buffer.withdraw(buffer.length // 2)
+            buffer.truncate(buffer.length // 2)
         case "drop" if len(buffers) > 1:
             buffers.remove(buffer)
         case _ if rows is not None:
@@ -120,9 +120,9 @@ def _act_on_slice(
         case "extend" if buffer.length + rows.length <= buffer.capacity:
             buffer.extend(rows)
         case "host":
-            slices.append(rows.on_host())
+            slices.append(rows.to_host())
         case "device":
-            slices.append(rows.on(DEVICES))
+            slices.append(rows.to_devices(DEVICES))
 
 
 class ShortPair(Pair):
@@ -159,7 +159,7 @@ def test_what_a_follower_had_no_memory_for_is_nowhere(
         except torch.OutOfMemoryError:
             # A method that failed is void, as one process's that ended halfway.
             for buffer, length in zip(buffers, lengths, strict=False):
-                buffer.withdraw(min(length, buffer.length))
+                buffer.truncate(min(length, buffer.length))
             del buffers[len(lengths) :]
     gc.collect()
     pair.told()
@@ -186,7 +186,7 @@ def test_a_follower_that_is_short_says_so_at_once() -> None:
             pair.new(CAPACITY)
     del old
     third = pair.new(CAPACITY)
-    third.take(kept, 3)
+    third.copy_prefix(kept, 3)
     pair.assert_same(kept)
     pair.assert_same(third)
     assert len(pair.kv.parts) == 2
@@ -205,7 +205,7 @@ def test_what_was_lost_cannot_be_used() -> None:
         partial(buffer.cut, 0, 1),
         partial(fresh.extend, rows),
         partial(rows.split, 1),
-        rows.on_host,
+        rows.to_host,
         partial(rows.on, DEVICES),
     ]
     for use in uses:
@@ -236,12 +236,12 @@ def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
     kept: list[Any] = []
     for home in range(2):
         branch = MirroredBuffer(mirror, home=home, capacity=CAPACITY, **SHAPE)
-        branch.take(context, 3)
+        branch.copy_prefix(context, 3)
         branch.commit(6)
         rows = branch.cut(2, 6)
-        back = rows.on_host().on(DEVICES)
+        back = rows.to_host().to_devices(DEVICES)
         again = MirroredBuffer(mirror, home=home, capacity=CAPACITY, **SHAPE)
-        again.take(branch, 5)
+        again.copy_prefix(branch, 5)
         again.extend(back.cut(0, 2))
         assert all(part.is_meta == bool(home) for part in (*_rows(branch), *_rows(back)))
         kept += [branch, rows, back, again]
@@ -254,7 +254,7 @@ def test_a_part_with_a_home_is_told_to_its_own_set_alone() -> None:
     # As large as the set's own, so that what the tree may hold is counted.
     assert kept[5].nbytes == kept[1].nbytes
     with pytest.raises(AssertionError, match="another set's rows"):
-        kept[0].take(kept[4], 1)
+        kept[0].copy_prefix(kept[4], 1)
     kept.clear()
     del branch, rows, back, again, own, context
     gc.collect()

@@ -27,7 +27,7 @@ from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
 from hyimg_cli.models.hunyuan_image3.sharded import Share
 from hyimg_cli.models.hunyuan_image3.split import refuse_uneven
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.models.protocols import Context, GeneratedText, LivePicture, Prefill
+from hyimg_cli.models.protocols import Context, DenoiseInput, GeneratedText, Prefill
 from hyimg_cli.parallel.ranks import RankPool
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes
@@ -115,7 +115,9 @@ def test_shared_prefixes_give_the_bits_of_unshared_ones(
     model = over_ranks(pool, ranks, torch.float32)
     model.network.make_batch_invariant(invariant_multiple())
     devices = model.layer_devices
-    host: Host[Slice] = Host(10**9, lambda rows: rows.on_host(), lambda rows: rows.on(devices))
+    host: Host[Slice] = Host(
+        10**9, lambda rows: rows.to_host(), lambda rows: rows.to_devices(devices)
+    )
     tree: KVTree[Slice] = KVTree(10**9, host=host)
     expected = written(model, job)
     assert torch.equal(written(model, job, tree), expected)
@@ -141,7 +143,7 @@ def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> No
         written(model, job, tree)
     assert (raised.value.code, raised.value.retryable) == ("rank.lost", True)
     with pytest.raises(RankError):
-        model.new_buffer(2).take(buffer, 0)
+        model.new_buffer(2).copy_prefix(buffer, 0)
 
 
 def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
@@ -237,7 +239,7 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
             assert torch.equal(found, expected), stage
         assert (found - expected).abs().max() < BOUND[torch.float32] * expected.abs().max()
     # Two pictures, whose branches take turns in the rows; then steps without guidance.
-    pair = [LivePicture(noise, step, 3.0, built[0]) for noise, step in two_steps(model, job)]
+    pair = [DenoiseInput(noise, step, 3.0, built[0]) for noise, step in two_steps(model, job)]
     together, one_by_one = model.velocities(pair), [model.velocities([each])[0] for each in pair]
     assert all(map(torch.equal, together, one_by_one))
     unguided = [replace(each, branches=each.branches[:1]) for each in pair]
@@ -264,7 +266,7 @@ def branches(
     ((_, built),) = prefill_together(model, [builder.build(context)], 1000)
     assert not isinstance(built, JobError)
     noise, step = two_steps(model, job)[0]
-    return model.velocities([LivePicture(noise, step, 3.0, built[0])])[0], built
+    return model.velocities([DenoiseInput(noise, step, 3.0, built[0])])[0], built
 
 
 def two_steps(model: HunyuanImage3, job: ImageJob) -> list[tuple[torch.Tensor, Step]]:

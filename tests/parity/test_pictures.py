@@ -13,7 +13,7 @@ from parity.golden_layouts import Grids, layout_of, target_grid
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Drawing, Track, denoise_step
+from hyimg_cli.diffusion.denoise import DenoisePlan, DenoiseState, denoise_step
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.loading.checkpoint import tensor_index
@@ -23,7 +23,7 @@ from hyimg_cli.models.hunyuan_image3.rope import positions
 from hyimg_cli.models.hunyuan_image3.sequence import Layout
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs
 from hyimg_cli.models.hunyuan_image3.weights import load
-from hyimg_cli.models.protocols import LivePicture, Prefill
+from hyimg_cli.models.protocols import DenoiseInput, Prefill
 
 pytestmark = pytest.mark.parity
 
@@ -58,7 +58,7 @@ class Scene:
         return self.network.branch(self.layout, buffer)
 
     def velocity(self, latents: Tensor, step: Step, branches: list[Branch]) -> Tensor:
-        return self.network.velocity([LivePicture(latents, step, self.guidance, branches)])[0]
+        return self.network.velocity([DenoiseInput(latents, step, self.guidance, branches)])[0]
 
 
 @pytest.fixture
@@ -124,15 +124,18 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     case.close("timesteps_r", torch.tensor([step.next_timestep for step in schedule.steps()]))
     raw: list[Tensor] = []
 
-    def velocities(drawings: Sequence[Drawing]) -> list[Tensor]:
-        raw.append(scene.velocity(drawings[0].latents_CYX, drawings[0].step, branches))
+    def velocities(states: Sequence[DenoiseState]) -> list[Tensor]:
+        raw.append(scene.velocity(states[0].latents_CYX, states[0].step, branches))
         return raw[-1:]
 
     scales = [scene.guidance] * (len(branches) - 1)
-    drawing, steps = Drawing(Track(initial[0], schedule, CFG(scales)), None), list[Tensor]()
-    while not drawing.is_done:
-        denoise_step([drawing], velocities)
-        steps.append(drawing.latents_CYX)
+    state, steps = (
+        DenoiseState(DenoisePlan(initial[0], schedule, CFG(scales)), None),
+        list[Tensor](),
+    )
+    while not state.is_done:
+        denoise_step([state], velocities)
+        steps.append(state.latents_CYX)
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])
     case.close("latents", torch.stack([initial[0], *steps])[:, None])
@@ -270,7 +273,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     branches = []
     for ids, prefix in ((layout.ids, reusable), (layout.unconditional_ids, shared)):
         buffer = network.new_buffer(len(ids))
-        buffer.take(context, prefix)
+        buffer.copy_prefix(context, prefix)
         network.prefill([Prefill(layout, ids, scene.sources, buffer, layout.target.live_start)])
         branches.append(network.branch(layout, buffer))
     _close_run(scene, branches, case["initial_latents"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
-from hyimg_cli.models.protocols import LivePicture, Prefill
+from hyimg_cli.models.protocols import DenoiseInput, Prefill
 
 SOURCE = Scene("star", "yellow", "purple", "left", "small")
 COPIES = 3
@@ -62,7 +62,7 @@ def _product(
     hidden_M = network.prefill([Prefill(row.layout, row.ids, sources, buffer, row.prefix)])[0]
     branch = network.branch(row.layout, buffer)
     velocities = [
-        network.velocity([LivePicture(latents_CYX, step(timestep.item()), 0.0, [branch])])[0][0]
+        network.velocity([DenoiseInput(latents_CYX, step(timestep.item()), 0.0, [branch])])[0][0]
         for latents_CYX, timestep in zip(latents_KCYX, timesteps_K, strict=True)
     ]
     return hidden_M, torch.stack(velocities)

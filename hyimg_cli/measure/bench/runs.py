@@ -33,7 +33,7 @@ from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, 
 from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import Context, LivePicture, Prefill
+from hyimg_cli.models.protocols import Context, DenoiseInput, Prefill
 from hyimg_cli.pipelines.image.pipeline import LoadModel
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 from hyimg_cli.spec.events import PHASES, JobEnded, Outcome
@@ -224,7 +224,7 @@ class Uncached(_Wrapped):
 
         return of_one_step
 
-    def velocities(self, pictures: Sequence[LivePicture]) -> Any:
+    def velocities(self, pictures: Sequence[DenoiseInput]) -> Any:
         anew = [replace(one, branches=[made() for made in one.branches]) for one in pictures]
         return self._inner.velocities(anew)
 

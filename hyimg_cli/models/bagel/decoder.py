@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.attention import RowAttention, masked_attention, row_attention
+from hyimg_cli.kernels.attention import SpanAttention, attention_of, masked_attention
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.bagel.config import DecoderShape
@@ -78,10 +78,10 @@ class InPairs(nn.Module):
         """Process each row with the part for its kind."""
         return tuple(self.part(name, number)(x_RM) for number, x_RM in enumerate(rows))
 
-    def added(self, name: str, rows: Parts, more: Parts | None) -> tuple[Parts, Parts]:
+    def added(self, name: str, rows: Parts, pending: Parts | None) -> tuple[Parts, Parts]:
         """Return rows plus what is still to be added, and their norms."""
         pairs = [
-            self.part(name, number).added(x_RM, None if more is None else more[number])
+            self.part(name, number).added(x_RM, None if pending is None else pending[number])
             for number, x_RM in enumerate(rows)
         ]
         return tuple(x_RM for x_RM, _ in pairs), tuple(normed_RM for _, normed_RM in pairs)
@@ -130,11 +130,11 @@ class PairedAttention(InPairs):
         self.pair("o_proj", lambda: nn.Linear(inner, width, bias=False))
         self.pair("q_norm", lambda: HeadNorm(arch.head_dim, eps))
         self.pair("k_norm", lambda: HeadNorm(arch.head_dim, eps))
-        self.by_row: RowAttention = masked_attention
+        self.span_attention: SpanAttention = masked_attention
 
     def forward(self, x: Parts, rows: KindRows) -> Parts:
         q_THD, k_TKD, v_TKD = self.project(x, rows)
-        seen_THD = attend_blocks(self.by_row, self.layer, rows.blocks, q_THD, k_TKD, v_TKD)
+        seen_THD = attend_blocks(self.span_attention, self.layer, rows.blocks, q_THD, k_TKD, v_TKD)
         return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)))
 
     def project(self, x: Parts, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,12 +167,12 @@ class Layer(InPairs):
         self.pair("post_attention_layernorm", lambda: RMSNorm(width, eps))
         self.pair("mlp", lambda: SwiGlu(arch))
 
-    def forward(self, x: Parts, more: Parts | None, rows: KindRows) -> tuple[Parts, Parts]:
+    def forward(self, x: Parts, pending: Parts | None, rows: KindRows) -> tuple[Parts, Parts]:
         """Return the stream, and what is still to be added to it.
 
-        `more`: what the layer before left to add.
+        `pending`: what the layer before left to add.
         """
-        x, normed = self.added("input_layernorm", x, more)
+        x, normed = self.added("input_layernorm", x, pending)
         x, normed = self.added("post_attention_layernorm", x, self.self_attn(normed, rows))
         return x, self.both("mlp", normed)
 
@@ -198,16 +198,16 @@ class PairedDecoder(InPairs):
         device = self.embed_tokens.weight.device
         choose_ops(self, device)
         for layer in self.layers:
-            layer.self_attn.by_row = row_attention(device)
+            layer.self_attn.span_attention = attention_of(device)
 
     def forward(self, x_TM: Tensor, blocks: Sequence[NewTokens]) -> Tensor:
         """Return the states after the final norm, [T, M], of the tokens of all blocks in order."""
         self.rows_seen += len(x_TM)
         rows = self.rows(blocks, x_TM.device)
-        x, more = rows.from_tokens(x_TM), None
+        x, pending = rows.from_tokens(x_TM), None
         for layer in self.layers:
-            x, more = layer(x, more, rows)
-        return rows.to_tokens(self.added("norm", x, more)[1])
+            x, pending = layer(x, pending, rows)
+        return rows.to_tokens(self.added("norm", x, pending)[1])
 
     def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
         """Return the places of all blocks' tokens."""

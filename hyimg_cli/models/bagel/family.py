@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.denoise import DenoisePlan
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.rows import invariant_multiple
 from hyimg_cli.kernels.transfer import sent
@@ -25,9 +25,9 @@ from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
     Context,
+    DenoiseInput,
     Encoded,
     GeneratedText,
-    LivePicture,
 )
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice
@@ -87,7 +87,7 @@ class Bagel(DecoderModel):
     network: BagelNetwork
     prompter: BagelPrompter
 
-    lends_prefixes = True
+    aliases_prefixes = True
 
     def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
@@ -152,8 +152,8 @@ class Bagel(DecoderModel):
         is_other = text.ids is not None and read_again != words.inner(text.ids)
         return Canvas(bucket, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
 
-    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
-        """Return the job's track: N noise levels are N - 1 steps, as the last is an end point."""
+    def denoise_plan(self, job: ImageJob, canvas: Canvas, branches: int) -> DenoisePlan:
+        """Return the plan of denoising: N noise levels, of which the last is an end point."""
         # Of equal branches, the engine keeps the first.
         places = {own: place for place, own in enumerate(dict.fromkeys(canvas.branches))}
         number = [places[own] for own in canvas.branches]
@@ -166,7 +166,7 @@ class Bagel(DecoderModel):
             image=number[2] if len(number) > 2 else None,
             least=job.guidance_renorm_min or 0.0,
         )
-        return Track(
+        return DenoisePlan(
             sent(self.initial_latents(canvas.bucket.size, job.seed), self.network.weight.device),
             # The last of the job's noise levels begins no step.
             Schedule(max(0, job.num_inference_steps - 1), job.flow_shift),
@@ -182,7 +182,7 @@ class Bagel(DecoderModel):
         return unpacked(rows_NP, grid.rows, grid.columns)
 
     @torch.no_grad()
-    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+    def velocities(self, pictures: Sequence[DenoiseInput]) -> list[Tensor]:
         markers = self.prompter.markers
         return self.network.velocities(pictures, (markers.start, markers.end))
 

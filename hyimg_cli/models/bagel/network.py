@@ -27,7 +27,7 @@ from hyimg_cli.models.common.attention import appended_spans, commit_rows
 from hyimg_cli.models.common.layers import TimestepEmbedder, VitEncoder, embed
 from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import Grid, QuerySpan
-from hyimg_cli.models.protocols import Context, LivePicture, Prefill
+from hyimg_cli.models.protocols import Context, DenoiseInput, Prefill
 
 _IMAGES = ("vae", "vit", "noise")
 
@@ -203,7 +203,9 @@ class BagelNetwork(nn.Module):
         span = QuerySpan(noise.start, noise.stop, is_causal=False)
         return NoiseBranch(NewTokens(buffer, [span], positions, is_gen), noise.grid)
 
-    def velocities(self, pictures: Sequence[LivePicture], markers: tuple[int, int]) -> list[Tensor]:
+    def velocities(
+        self, pictures: Sequence[DenoiseInput], markers: tuple[int, int]
+    ) -> list[Tensor]:
         """Return the velocity of every picture's branches, [G, C, Y, X] each, float32, unguided."""
         first_M, last_M = embed(self.decoder.embed_tokens, markers).split(1)
         rows = []

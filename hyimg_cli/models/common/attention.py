@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.attention import RowAttention
+from hyimg_cli.kernels.attention import SpanAttention
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.common.spans import QuerySpan
 
@@ -58,7 +58,7 @@ def commit_rows(blocks: Sequence[QueryBlock], hidden_TM: Tensor) -> list[Tensor]
 
 
 def attend_blocks(
-    by_row: RowAttention,
+    span_attention: SpanAttention,
     layer: int,
     blocks: Sequence[QueryBlock],
     q_THD: Tensor,
@@ -77,7 +77,7 @@ def attend_blocks(
         for span in block.spans:
             stop = at + span.stop - span.start
             keys_KSD, values_KSD = block.buffer.read(layer, span.stop)
-            own_THD = by_row(q_THD[at:stop], keys_KSD, values_KSD, span.is_causal)
+            own_THD = span_attention(q_THD[at:stop], keys_KSD, values_KSD, span.is_causal)
             if len(own_THD) == len(q_THD):
                 return own_THD
             # Each span's output goes to its place at once, so nothing is joined afterwards.

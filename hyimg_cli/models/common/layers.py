@@ -98,11 +98,11 @@ class RMSNorm(FusedPart):
     def forward(self, x_TM: Tensor) -> Tensor:
         return self.ops.norm(x_TM, self.weight, self.eps)
 
-    def added(self, x_TM: Tensor, more_TM: Tensor | None) -> tuple[Tensor, Tensor]:
+    def added(self, x_TM: Tensor, pending_residual_TM: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return `x`, plus what is still to be added, and its norm."""
-        if more_TM is None:
+        if pending_residual_TM is None:
             return x_TM, self(x_TM)
-        return self.ops.added_norm(x_TM, more_TM, self.weight, self.eps)
+        return self.ops.added_norm(x_TM, pending_residual_TM, self.weight, self.eps)
 
 
 def rope_rows(angle_TD: Tensor) -> Tensor:

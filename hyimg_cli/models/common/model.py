@@ -14,16 +14,16 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.denoise import DenoisePlan
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.protocols import (
     Canvas,
     Context,
+    DenoiseInput,
     Encoded,
     GeneratedText,
-    LivePicture,
     Prefill,
     TextPrompt,
     TextScript,
@@ -46,8 +46,8 @@ class DecoderModel(Protocol):
     card: ModelCard
     # Decodes text with CUDA graphs, or computes the same steps; None without graphs.
     graphs: Any = None
-    # Branches may share buffers; see `Buffer.lend`.
-    lends_prefixes: bool = False
+    # Branches may share buffers; see `Buffer.alias`.
+    aliases_prefixes: bool = False
 
     # The device of each layer, and of its part of a buffer.
     layer_devices: Any
@@ -172,10 +172,10 @@ class DecoderModel(Protocol):
         """Return a branch ready to denoise."""
         return self.network.branch(layout, buffer)
 
-    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
+    def denoise_plan(self, job: ImageJob, canvas: Canvas, branches: int) -> DenoisePlan:
         """Return the job's noise, its steps, and how its branches' velocities are combined."""
 
-    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+    def velocities(self, pictures: Sequence[DenoiseInput]) -> list[Tensor]:
         """Return every picture's branch velocities, [G, C, Y, X] each, in one forward."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Track
+from hyimg_cli.diffusion.denoise import DenoisePlan
 from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.attention import warn_of_slow_kernel
@@ -39,9 +39,9 @@ from hyimg_cli.models.protocols import (
     BranchSequence,
     Canvas,
     Context,
+    DenoiseInput,
     Encoded,
     GeneratedText,
-    LivePicture,
     Prefill,
 )
 from hyimg_cli.parallel.devices import device_of
@@ -247,8 +247,8 @@ class HunyuanImage3(DecoderModel):
     def prefill_branches(self, prefills: Sequence[Prefill]) -> None:
         self.network.prefill_branches([rows_of(one) for one in prefills if one.rows])
 
-    def track(self, job: ImageJob, canvas: Canvas, branches: int) -> Track:
-        return Track(
+    def denoise_plan(self, job: ImageJob, canvas: Canvas, branches: int) -> DenoisePlan:
+        return DenoisePlan(
             self.initial_latents(canvas.bucket, job.seed),
             Schedule(job.num_inference_steps, job.flow_shift),
             CFG([job.guidance_scale] * (branches - 1)),
@@ -266,7 +266,7 @@ class HunyuanImage3(DecoderModel):
         return sent(noise.float(), self.network.device)
 
     @torch.no_grad()
-    def velocities(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+    def velocities(self, pictures: Sequence[DenoiseInput]) -> list[Tensor]:
         return self.network.velocity(pictures)
 
     @torch.no_grad()

@@ -34,11 +34,11 @@ from hyimg_cli.kernels.choice import (
     has_triton,
     rows_unread,
 )
-from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
+from hyimg_cli.kernels.decode_attention import DecodeAttention, KVPointers
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
-from hyimg_cli.models.hunyuan_image3.transformer import StepRows
+from hyimg_cli.models.hunyuan_image3.transformer import DecodeBatch
 from hyimg_cli.settings.run import Quantization
 from hyimg_cli.spec.compilers import COMPILER_HINT, triton_lacks
 
@@ -122,16 +122,16 @@ class DecodeStep:
         model = self._network.model
         # Only the device knows the position of a row's token.
         rope_2RD = self._rope_2TD.index_select(1, self._length_R)
-        step = StepRows(self._rows, self._attend)
+        step = DecodeBatch(self._rows, self._attend)
         return model.through_layers(model.wte(self._ids_R), rope_2RD, step)
 
-    def _rows(self, layer: int) -> Rows:
+    def _rows(self, layer: int) -> KVPointers:
         """Return one layer's K/V, from the table of pointers."""
         keys = [buffer.keys_HSD[layer] for buffer in self._buffers]
         values = [buffer.values_HSD[layer] for buffer in self._buffers]
         layers = len(self._table) // 2
         keys_ptr_R, values_ptr_R, heads_R = (self._table[n] for n in (layer, layers + layer, -1))
-        return Rows(keys, values, keys_ptr_R, values_ptr_R, heads_R, self._length_R)
+        return KVPointers(keys, values, keys_ptr_R, values_ptr_R, heads_R, self._length_R)
 
 
 class DecodeGraphs:

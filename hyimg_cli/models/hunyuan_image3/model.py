@@ -28,7 +28,7 @@ from hyimg_cli.models.hunyuan_image3.sequence import Layout, TargetBlock
 from hyimg_cli.models.hunyuan_image3.transformer import Transformer
 from hyimg_cli.models.hunyuan_image3.vae import Vae
 from hyimg_cli.models.hunyuan_image3.vision import VisionInputs, VisionTower, vision_features
-from hyimg_cli.models.protocols import LivePicture, Prefill
+from hyimg_cli.models.protocols import DenoiseInput, Prefill
 
 _NORM_GROUPS = 32
 
@@ -157,7 +157,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         query_block = QueryBlock(buffer, query_spans(start, stop, layout.full_spans))
         return Branch(target, self._rope(layout, start, stop), query_block)
 
-    def velocity(self, pictures: Sequence[LivePicture]) -> list[Tensor]:
+    def velocity(self, pictures: Sequence[DenoiseInput]) -> list[Tensor]:
         """Return every picture's branch velocities, [G, C, Y, X] each, float32, unguided.
 
         The pictures have one size. All their live rows enter the transformer together. The next
@@ -223,7 +223,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
             devices=self.layer_devices,
         )
 
-    def _live_rows(self, pictures: Sequence[LivePicture]) -> Tensor:
+    def _live_rows(self, pictures: Sequence[DenoiseInput]) -> Tensor:
         """Return the rows that change at every step, [P, T, M].
 
         The tokens before the picture's own (one, or three if distilled), then the picture's.

@@ -9,9 +9,9 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import RowAttention, masked_attention, row_attention
+from hyimg_cli.kernels.attention import SpanAttention, attention_of, masked_attention
 from hyimg_cli.kernels.choice import experts_of
-from hyimg_cli.kernels.decode_attention import DecodeAttention, Rows
+from hyimg_cli.kernels.decode_attention import DecodeAttention, KVPointers
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
@@ -21,10 +21,10 @@ from hyimg_cli.models.hunyuan_image3.moe import Moe
 
 
 @dataclass(frozen=True)
-class StepRows:
+class DecodeBatch:
     """One new token of each of several branches, whose positions are known only on the device."""
 
-    of_layer: Callable[[int], Rows]
+    of_layer: Callable[[int], KVPointers]
     attend: DecodeAttention
 
 
@@ -63,19 +63,19 @@ class Transformer(nn.Module):
         """Choose the kernels for each layer's device; called once the weights are in place."""
         for layer in self.layers:
             device = layer.self_attn.qkv_proj.weight.device
-            layer.self_attn.by_row = row_attention(device)
+            layer.self_attn.span_attention = attention_of(device)
             layer.mlp.compute = experts_of(layer.mlp.stacks)
             choose_ops(layer, device)
         choose_ops(self.ln_f, self.ln_f.weight.device)
 
     def through_layers(
-        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
+        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | DecodeBatch
     ) -> Tensor:
         """Return the stream after the last layer; counts nothing, so graphs can replay it."""
-        more_TM: Tensor | None = None
+        pending_residual_TM: Tensor | None = None
         for layer in self.layers:
-            x_TM, more_TM = layer(x_TM, more_TM, rope_2TD, new)
-        return x_TM if more_TM is None else x_TM + more_TM
+            x_TM, pending_residual_TM = layer(x_TM, pending_residual_TM, rope_2TD, new)
+        return x_TM if pending_residual_TM is None else x_TM + pending_residual_TM
 
 
 class Attention(FusedPart):
@@ -92,17 +92,17 @@ class Attention(FusedPart):
         self.query_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         self.key_layernorm = RMSNorm(self.head_dim, arch.rms_norm_eps)
         # The kernels of the layer's device are set once the weights are in place.
-        self.by_row: RowAttention = masked_attention
+        self.span_attention: SpanAttention = masked_attention
 
     def forward(
-        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | StepRows
+        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | DecodeBatch
     ) -> Tensor:
         """Return the attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope_2TD)
-        if isinstance(new, StepRows):
+        if isinstance(new, DecodeBatch):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
         else:
-            seen_THD = attend_blocks(self.by_row, self.layer, new, q_THD, k_TKD, v_TKD)
+            seen_THD = attend_blocks(self.span_attention, self.layer, new, q_THD, k_TKD, v_TKD)
         return self.o_proj(seen_THD.flatten(1))
 
     def project(self, x_TM: Tensor, rope_2TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,19 +131,19 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x_TM: Tensor,
-        more_TM: Tensor | None,
+        pending_residual_TM: Tensor | None,
         rope_2TD: Tensor,
-        new: Sequence[QueryBlock] | StepRows,
+        new: Sequence[QueryBlock] | DecodeBatch,
     ) -> tuple[Tensor, Tensor]:
         """Return the stream `x`, and what is still to be added to it.
 
-        `more`: what the layer before left to add.
+        `pending_residual`: what the layer before left to add.
         """
         # In a model spread over devices (device_map), x moves to the next device; the angles
         # follow.
         rope_2TD = rope_2TD.to(x_TM.device)
         with current(x_TM.device):
-            x_TM, normed_TM = self.input_layernorm.added(x_TM, more_TM)
+            x_TM, normed_TM = self.input_layernorm.added(x_TM, pending_residual_TM)
             # Attention's tensors are freed at once, because experts take the most memory.
             x_TM, normed_TM = self.post_attention_layernorm.added(
                 x_TM, self.self_attn(normed_TM, rope_2TD, new)

@@ -152,7 +152,7 @@ class WholeBatches:
     def through(self, at: AtWork) -> list[ImageRequest]:
         """Return the requests that have been drawn and are decoded now."""
         # A picture is decoded when no branches exist; see `footprint.Needs`.
-        return at.drawing if all(work.drawing.is_done for work in at.drawing) else []
+        return at.drawing if all(work.denoise_state.is_done for work in at.drawing) else []
 
     def _is_due(self, at: AtWork) -> bool:
         """True if a batch draws now: it is full, or nothing is left that could fill it."""
@@ -270,7 +270,7 @@ class Served:
         At most one of them is a batch job, so that an arriving online job waits for one decode at
         most.
         """
-        done = [work for work in at.drawing if work.drawing.is_done]
+        done = [work for work in at.drawing if work.denoise_state.is_done]
         batch = [*filter(_is_batch, done)] if self._batch_moves(at) else []
         return [*filter(_is_online, done), *batch[:1]]
 

@@ -20,11 +20,11 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Drawing, denoise_step
+from hyimg_cli.diffusion.denoise import DenoiseState, denoise_step
 from hyimg_cli.errors import JobError
 from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.memory.footprint import Together
-from hyimg_cli.models.protocols import LivePicture
+from hyimg_cli.models.protocols import DenoiseInput
 from hyimg_cli.pipelines.image.admission import Admission, AtWork
 from hyimg_cli.pipelines.image.prefill import prefill_together
 from hyimg_cli.pipelines.image.stages import ImageRequest
@@ -283,7 +283,7 @@ class ContinuousBatch:
                 case _:
                     yield from self._lose(work, tried.error)
         for work in joined:
-            yield work, Progress(work.job.custom_id, "denoise", 0, work.track.schedule.count)
+            yield work, Progress(work.job.custom_id, "denoise", 0, work.denoise_plan.schedule.count)
 
     def _built(
         self, works: Sequence[ImageRequest]
@@ -297,7 +297,7 @@ class ContinuousBatch:
         """Take a step of each picture that advances in this pass, grouped by size."""
         at = self._at
         stepping = self._admission.stepping(at)
-        left = [work for work in at.drawing if not work.drawing.is_done]
+        left = [work for work in at.drawing if not work.denoise_state.is_done]
         for work in left:
             phase = "denoise_rest" if work.denoise_steps else "denoise_first"
             work.clock.enter(phase if work in stepping else "queue")
@@ -310,30 +310,30 @@ class ContinuousBatch:
 
     def _denoise_step(self, *batch: ImageRequest) -> Events:
         # If a batch failed, some pictures may have taken the step already.
-        left = {one.drawing: one for one in batch if one.drawing.done == one.steps_done}
+        left = {one.denoise_state: one for one in batch if one.denoise_state.done == one.steps_done}
 
-        def velocities(drawings: Sequence[Drawing]) -> list[Tensor]:
+        def velocities(states: Sequence[DenoiseState]) -> list[Tensor]:
             live = []
-            for drawing in drawings:
-                work, step = left[drawing], drawing.step
-                branches = work.branches[: None if work.track.is_guided(step) else 1]
+            for state in states:
+                work, step = left[state], state.step
+                branches = work.branches[: None if work.denoise_plan.is_guided(step) else 1]
                 scale = work.job.guidance_scale
-                live.append(LivePicture(drawing.latents_CYX, step, scale, branches))
+                live.append(DenoiseInput(state.latents_CYX, step, scale, branches))
             return self._model.velocities(live)
 
         denoise_step([*left], velocities)
         for work in batch:
-            drawing = work.drawing
-            work.denoise_steps = drawing.done - work.first_step
+            state = work.denoise_state
+            work.denoise_steps = state.done - work.first_step
             work.batch["denoise"] = max(work.batch["denoise"], len(batch))
-            if drawing.is_done:
+            if state.is_done:
                 work.clock.enter("queue")
-                work.branches, work.step_cache = (), drawing.cache.report()
+                work.branches, work.step_cache = (), state.cache.report()
         # All are saved before any is reported: no reported step is ever run again.
         for work in batch:
             work.stages.keep_latents(work)
         for work in batch:
-            done, count = work.steps_done, work.track.schedule.count
+            done, count = work.steps_done, work.denoise_plan.schedule.count
             yield work, Progress(work.job.custom_id, "denoise", done, count)
 
     def _leave(self, through: Sequence[ImageRequest]) -> Events:

@@ -219,7 +219,7 @@ class BranchBuilder:
             common = first.shared_with(own.ids, own.live_start)
             ends = accumulate(segment.length for segment in self._shareable(own))
             if own.live_start - rows < common < own.live_start and common not in ends:
-                one.buffer.withdraw(common)
+                one.buffer.truncate(common)
                 is_any = True
         return is_any
 
@@ -258,7 +258,7 @@ class BranchBuilder:
         for one in started:
             shared = _in_common(one.own.ids[: one.own.live_start], own.ids[: own.live_start])
             # A branch with the whole prefix may lend its memory, while the AR stage's is needed.
-            if shared > known or (shared == own.live_start and self.model.lends_prefixes):
+            if shared > known or (shared == own.live_start and self.model.aliases_prefixes):
                 return True
         return self.prefixes.are_coming(self._shareable(own), known)
 
@@ -292,12 +292,12 @@ class BranchBuilder:
         for other, length in zip(self._known, lengths, strict=True):
             # Use the memory of a branch whose prefix begins with this branch's whole prefix.
             has_room = other.buffer.capacity >= own.live_stop and not other.is_ar_stage
-            if self.model.lends_prefixes and has_room and length == own.live_start:
-                lent = other.buffer.lend(length)
-                return _Started(own, lent, reused, longest - reused, prefixes)
+            if self.model.aliases_prefixes and has_room and length == own.live_start:
+                alias = other.buffer.alias(length)
+                return _Started(own, alias, reused, longest - reused, prefixes)
         buffer = empty or self.model.new_buffer(own.live_stop)
         if source:
-            buffer.take(source.buffer, longest)
+            buffer.copy_prefix(source.buffer, longest)
         return _Started(own, buffer, reused, longest - reused, prefixes)
 
     def _shareable(self, own: BranchSequence) -> list[Any]:

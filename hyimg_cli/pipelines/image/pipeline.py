@@ -64,7 +64,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         self._load = load
         self._sources, self._trips = EncodedSources(config.cache), RoundTrips()
         self.tree = new_prefix_tree(
-            config.batch, lambda rows: rows.on(self._resident().layer_devices)
+            config.batch, lambda rows: rows.to_devices(self._resident().layer_devices)
         )
         self._texts = Texts()
         self._together = Together(1, 1)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.denoise import Drawing, Track
+from hyimg_cli.diffusion.denoise import DenoisePlan, DenoiseState
 from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.planner import TextIdentity, text_identity
@@ -88,8 +88,8 @@ class ImageRequest(Request[ImageJob]):
     canvas: Canvas
     reuse: ReuseReport
     branches: tuple[Any, ...]
-    track: Track
-    drawing: Drawing
+    denoise_plan: DenoisePlan
+    denoise_state: DenoiseState
     pixels: Pixels | None = None
 
     @property
@@ -263,24 +263,24 @@ class ImageStages:
             work.reuse = reuse_of(tokens, work.context, of_text=work.reuse, reuse=self.reuse)
         work.release_context()
         work.clock.enter("queue")
-        work.track = self.model.track(work.job, work.canvas, count)
-        work.drawing = Drawing(work.track, work.job.step_cache)
+        work.denoise_plan = self.model.denoise_plan(work.job, work.canvas, count)
+        work.denoise_state = DenoiseState(work.denoise_plan, work.job.step_cache)
         if kept is not None:
-            work.drawing.restore(kept.step, kept.latents, kept.state)
-            work.step_cache = work.drawing.cache.report()
+            work.denoise_state.restore(kept.step, kept.latents, kept.state)
+            work.step_cache = work.denoise_state.cache.report()
 
     def keep_latents(self, work: ImageRequest) -> None:
         """Save the latents after a step if they are due, with the text that they were drawn on."""
-        drawing, steps = work.drawing, work.track.schedule.count
-        if work.checkpoint is None or not work.checkpoint.is_due(drawing.done, steps):
+        state, steps = work.denoise_state, work.denoise_plan.schedule.count
+        if work.checkpoint is None or not work.checkpoint.is_due(state.done, steps):
             return
         assert work.cached is not None, "a text has ended before its picture is drawn"
         work.clock.enter("write")
         kept = Kept(
-            drawing.done,
+            state.done,
             steps,
-            drawing.latents_CYX,
-            drawing.cache.state(),
+            state.latents_CYX,
+            state.cache.state(),
             work.text_warnings,
             text=work.cached.record,
         )
@@ -290,7 +290,7 @@ class ImageStages:
     def decode(self, work: ImageRequest) -> None:
         """Decode the last latents. Raises OutputError for a picture that shows nothing."""
         work.clock.enter("decode_latents")
-        latents_CYX = work.drawing.latents_CYX
+        latents_CYX = work.denoise_state.latents_CYX
         if not torch.isfinite(latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         pixels = _pixels(self.model.decode_latents(latents_CYX))
@@ -369,7 +369,7 @@ class ImageStages:
                 runs = cached.runs if is_exact else [left]
                 model.feed([(context, run) for run in runs])
                 work.computed += sum(map(len, runs))
-            buffer.withdraw(len(context.ids))
+            buffer.truncate(len(context.ids))
         return context
 
     def _share(self, work: ImageRequest, written: CachedText) -> None:

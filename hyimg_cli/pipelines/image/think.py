@@ -192,7 +192,7 @@ class DecodeRequest:
         buffer = self.context.buffer
         assert buffer is not None, "a job that writes has a context"
         self.overdecoded += buffer.length - len(self.context.ids)
-        buffer.withdraw(len(self.context.ids))
+        buffer.truncate(len(self.context.ids))
 
     def _end(self, why: str, before: int | None = None) -> None:
         """Close the text here, although it lacks its closing tag."""

@@ -44,7 +44,7 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         super().__init__(config, SOURCE_IMAGES)
         self._trips = RoundTrips()
         self.tree = new_prefix_tree(
-            config.batch, lambda rows: rows.on([self._resident().device] * len(rows.keys))
+            config.batch, lambda rows: rows.to_devices([self._resident().device] * len(rows.keys))
         )
 
     def forget(self) -> None:

@@ -1,7 +1,8 @@
 """Faults planted below the bench, in the engine of one variant alone. The bench does not know of
 them.
 
-`Buffer.take` is only called where a branch starts from K/V that are there already: the reuse path.
+`Buffer.copy_prefix` is only called where a branch starts from K/V that are there
+already: the reuse path.
 """
 
 from collections.abc import Callable
@@ -56,15 +57,15 @@ def empty_source_image(patch: pytest.MonkeyPatch) -> None:
 
 def shift_negative_branch(patch: pytest.MonkeyPatch) -> None:
     """The negative branch takes over rows that stand one slot too late."""
-    original = Buffer.take
+    original = Buffer.copy_prefix
 
-    def take(self: Buffer, other: Buffer, prefix: int) -> None:
+    def copy_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
         if prefix < other.length:
             for rows in (*self.keys_HSD, *self.values_HSD):
                 rows[:, 1:prefix] = rows[:, : prefix - 1].clone()
 
-    patch.setattr(Buffer, "take", take)
+    patch.setattr(Buffer, "copy_prefix", copy_prefix)
 
 
 def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
@@ -112,25 +113,25 @@ def other_noise(patch: pytest.MonkeyPatch) -> None:
 
 def rounded_hand_off(patch: pytest.MonkeyPatch) -> None:
     """K/V pass through bfloat16 on their way from the AR stage."""
-    original = Buffer.take
+    original = Buffer.copy_prefix
 
-    def take(self: Buffer, other: Buffer, prefix: int) -> None:
+    def copy_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
         for rows in (*self.keys_HSD, *self.values_HSD):
             rows[:, :prefix] = rows[:, :prefix].to(torch.bfloat16).to(rows.dtype)
 
-    patch.setattr(Buffer, "take", take)
+    patch.setattr(Buffer, "copy_prefix", copy_prefix)
 
 
 def broken_hand_off(patch: pytest.MonkeyPatch) -> None:
     """Some of the K/V that are taken over are no numbers."""
-    original = Buffer.take
+    original = Buffer.copy_prefix
 
-    def take(self: Buffer, other: Buffer, prefix: int) -> None:
+    def copy_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
         self.values_HSD[0][:, prefix - 1] = torch.nan
 
-    patch.setattr(Buffer, "take", take)
+    patch.setattr(Buffer, "copy_prefix", copy_prefix)
 
 
 def silent_recompute(patch: pytest.MonkeyPatch) -> None:
@@ -179,10 +180,10 @@ def one_guidance_for_a_batch(patch: pytest.MonkeyPatch) -> None:
     """Every job of a batch is drawn with the first one's guidance."""
     original = batch.denoise_step
 
-    def denoise_step(drawings: Any, velocities: Any) -> None:
-        for one in drawings:
-            one.track = replace(one.track, guidance=drawings[0].track.guidance)
-        original(drawings, velocities)
+    def denoise_step(states: Any, velocities: Any) -> None:
+        for one in states:
+            one.plan = replace(one.plan, guidance=states[0].plan.guidance)
+        original(states, velocities)
 
     patch.setattr(batch, "denoise_step", denoise_step)
 
@@ -330,13 +331,13 @@ def spoil_prefixes(
 
 
 def _flag_forks(patch: pytest.MonkeyPatch) -> None:
-    original = Buffer.take
+    original = Buffer.copy_prefix
 
-    def take(self: Any, other: Buffer, prefix: int) -> None:
+    def copy_prefix(self: Any, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
         self.is_forked, self.is_partial = True, prefix < other.length
 
-    patch.setattr(Buffer, "take", take)
+    patch.setattr(Buffer, "copy_prefix", copy_prefix)
 
 
 def _mark_forks(
@@ -369,6 +370,6 @@ def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> N
     def drawing(studio: Any, work: Any) -> Any:
         yield from original(studio, work)
         if studio.reuse.kv_reuse:
-            work.track = change(work.track)
+            work.denoise_plan = change(work.denoise_plan)
 
     patch.setattr(ImageStages, "build_branches", drawing)

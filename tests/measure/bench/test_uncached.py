@@ -9,7 +9,7 @@ import pytest
 import torch
 from measure.bench.conftest import ONE_EDIT
 
-from hyimg_cli.diffusion.denoise import Drawing, denoise_step
+from hyimg_cli.diffusion.denoise import DenoiseState, denoise_step
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.runs import CountedRows, Uncached
@@ -17,7 +17,7 @@ from hyimg_cli.measure.bench.scenario import SCENARIOS
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.spans import query_spans
-from hyimg_cli.models.protocols import GeneratedText, LivePicture, Prefill
+from hyimg_cli.models.protocols import DenoiseInput, GeneratedText, Prefill
 
 STEPS = 4
 
@@ -41,9 +41,9 @@ def plain_latents(model: Any, job: Any, canvas: Any, sources: list[Any]) -> tupl
     in one forward, into memory of its own.
     """
     network, rows = model.network, 0
-    track = model.track(job, canvas, 2)
-    latents_CYX = track.noise_CYX
-    for step in track.schedule.steps():
+    plan = model.denoise_plan(job, canvas, 2)
+    latents_CYX = plan.noise_CYX
+    for step in plan.schedule.steps():
         found = []
         for own in canvas.branches:
             layout, buffer = own.layout, model.new_buffer(own.live_stop)
@@ -52,7 +52,7 @@ def plain_latents(model: Any, job: Any, canvas: Any, sources: list[Any]) -> tupl
             prefix_TM, rope_2TD, seen = network._entering(prefill)
             buffer.commit(own.live_start)
             branch = network.branch(layout, buffer)
-            live = [LivePicture(latents_CYX, step, job.guidance_scale, [branch])]
+            live = [DenoiseInput(latents_CYX, step, job.guidance_scale, [branch])]
             x_TM = torch.cat([prefix_TM, network._live_rows(live)[0]])
             spans = query_spans(own.live_start, own.live_stop, layout.full_spans)
             block = QueryBlock(buffer, (*seen.spans, *spans))
@@ -84,15 +84,15 @@ def test_it_equals_a_plain_twin_in_latents_and_in_counted_rows(
         branches.append(model.branch(own.layout, buffer))
         buffers.append(ref(buffer))
         del buffer
-    drawing = Drawing(model.track(job, canvas, 2), None)
+    state = DenoiseState(model.denoise_plan(job, canvas, 2), None)
 
-    def velocities(drawings: Any) -> Any:
-        live = LivePicture(drawing.latents_CYX, drawing.step, job.guidance_scale, branches)
+    def velocities(states: Any) -> Any:
+        live = DenoiseInput(state.latents_CYX, state.step, job.guidance_scale, branches)
         return model.velocities([live])
 
-    while not drawing.is_done:
-        denoise_step([drawing], velocities)
+    while not state.is_done:
+        denoise_step([state], velocities)
         assert not any(buffer() for buffer in buffers), "no K/V outlive a step"
     latents_CYX, rows = plain_latents(loaded, job, canvas, sources)
-    assert torch.allclose(drawing.latents_CYX, latents_CYX, atol=1e-4)
+    assert torch.allclose(state.latents_CYX, latents_CYX, atol=1e-4)
     assert counted.total() == rows == STEPS * sum(own.live_stop for own in canvas.branches)

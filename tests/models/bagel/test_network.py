@@ -22,7 +22,7 @@ from hyimg_cli.models.bagel.sequence import (
 )
 from hyimg_cli.models.common.layers import RMSNorm, sinusoid
 from hyimg_cli.models.common.spans import Grid, QuerySpan
-from hyimg_cli.models.protocols import Context, LivePicture, Prefill
+from hyimg_cli.models.protocols import Context, DenoiseInput, Prefill
 from hyimg_cli.spec.job import Size
 
 from .conftest import CASES
@@ -56,8 +56,8 @@ def _noise(kind: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(16, 4, 6, generator=torch.Generator().manual_seed(6), dtype=kind)
 
 
-def _live(branches: list[Any], noise: Tensor) -> LivePicture:
-    return LivePicture(noise, STEP, 4.0, branches)
+def _live(branches: list[Any], noise: Tensor) -> DenoiseInput:
+    return DenoiseInput(noise, STEP, 4.0, branches)
 
 
 @pytest.mark.parametrize("kind", ["gen", "und"])
@@ -255,7 +255,7 @@ def test_a_prefix_is_the_context_without_the_text(
     full = _filled(wide, edit.full.noise(Grid(2, 3)), source)
     layout = edit.without_text.noise(Grid(2, 3))
     buffer = wide.new_buffer(layout.length)
-    buffer.take(full.block.buffer, edit.without_text.length)
+    buffer.copy_prefix(full.block.buffer, edit.without_text.length)
     view = wide.branch(layout, buffer)
     own = _filled(wide, layout, source)
     both = wide.velocities([_live([view, own], _noise())], (400, 401))[0]

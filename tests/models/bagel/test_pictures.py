@@ -191,9 +191,9 @@ def test_the_context_without_the_text_is_a_view(bagel: Bagel, pictures: Picture)
         count = bagel.prompter.count(job, [Size(112, 80)] * len(job.images), 9)
         if job is not thought:
             assert rows == count.kv_rows
-        vars(bagel)["lends_prefixes"] = False
+        vars(bagel)["aliases_prefixes"] = False
         assert torch.equal(latents(Runs(bagel).one(job)), latents(lent))
-        vars(bagel).pop("lends_prefixes")
+        vars(bagel).pop("aliases_prefixes")
 
 
 def test_it_draws_while_others_still_write(bagel: Bagel) -> None:
