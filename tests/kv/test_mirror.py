@@ -201,12 +201,12 @@ def test_what_was_lost_cannot_be_used() -> None:
     pair.kv.parts.clear()
     fresh = pair.new(CAPACITY)
     uses: list[Callable[[], Any]] = [
-        partial(fresh.take, buffer, 1),
+        partial(fresh.copy_prefix, buffer, 1),
         partial(buffer.cut, 0, 1),
         partial(fresh.extend, rows),
         partial(rows.split, 1),
         rows.to_host,
-        partial(rows.on, DEVICES),
+        partial(rows.to_devices, DEVICES),
     ]
     for use in uses:
         with pytest.raises(RankError, match="were lost with the ranks") as raised:

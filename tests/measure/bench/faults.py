@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from hyimg_cli.diffusion.denoise import DenoiseState
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
@@ -96,19 +97,19 @@ def sleep_in_decoding(patch: pytest.MonkeyPatch) -> None:
 def one_step_less(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant saves time by taking a step less."""
 
-    def shorter(track: Any) -> Any:
-        return replace(track, schedule=Schedule(track.schedule.count - 1, track.schedule.shift))
+    def shorter(plan: Any) -> Any:
+        return replace(plan, schedule=Schedule(plan.schedule.count - 1, plan.schedule.shift))
 
-    _change_tracks(patch, shorter)
+    _change_denoise_plan(patch, shorter)
 
 
 def other_noise(patch: pytest.MonkeyPatch) -> None:
     """The reusing variant starts from other noise."""
 
-    def moved(track: Any) -> Any:
-        return replace(track, noise_CYX=track.noise_CYX.roll(1, dims=-1))
+    def moved(plan: Any) -> Any:
+        return replace(plan, noise_CYX=plan.noise_CYX.roll(1, dims=-1))
 
-    _change_tracks(patch, moved)
+    _change_denoise_plan(patch, moved)
 
 
 def rounded_hand_off(patch: pytest.MonkeyPatch) -> None:
@@ -364,12 +365,13 @@ def _mark_forks(
     patch.setattr(Buffer, "read", read)
 
 
-def _change_tracks(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+def _change_denoise_plan(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
     original = ImageStages.build_branches
 
-    def drawing(studio: Any, work: Any) -> Any:
+    def build(studio: Any, work: Any) -> Any:
         yield from original(studio, work)
         if studio.reuse.kv_reuse:
             work.denoise_plan = change(work.denoise_plan)
+            work.denoise_state = DenoiseState(work.denoise_plan, work.job.step_cache)
 
-    patch.setattr(ImageStages, "build_branches", drawing)
+    patch.setattr(ImageStages, "build_branches", build)
