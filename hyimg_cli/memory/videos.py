@@ -40,7 +40,8 @@ def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]
         work, decoded = video_work(job, networks), decode_bytes(job, networks, choice)
         # K/V and the current chunk, or all of the video's rows.
         rows = work.tokens * networks.forward.token_bytes * width // config.parallel.context_ranks
-        held, read = work.kv_bytes * width or rows, networks.text_bytes * width
+        held = work.kv_bytes * width * config.batch.clips or rows
+        read = networks.text_bytes * width
     else:
         known = sequences(job.model, choice.revision)
         held, decoded = (count * width for count in known.activations(job, config))
@@ -81,18 +82,19 @@ def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int
     In main memory, these are the bytes of all ranks together.
     """
     sizes = card.loaded_bytes(*held_form(config))
-    encoders = [size for name, size in sizes.items() if name not in ("vae", *_TRANSFORMERS)]
+    encoders = {name: n for name, n in sizes.items() if name not in ("vae", *_TRANSFORMERS)}
     transformers = [sizes[name] for name in _TRANSFORMERS if name in sizes]
     vae = sizes.get("vae", 0)
     if not _takes_turns(config):
         if precision(config.model)[0] == "cpu":
             vae *= config.parallel.vae_ranks
             transformers = [size * config.parallel.step_ranks for size in transformers]
-        return sum(encoders), sum(transformers) + vae, sum(transformers) + vae
+        return sum(encoders.values()), sum(transformers) + vae, sum(transformers) + vae
     if config.model.cpu_offload == "group":
         transformers = [size * _BLOCKS // max(card.blocks, _BLOCKS) for size in transformers]
-        encoders = [size * _BLOCKS // max(card.encoder_blocks, _BLOCKS) for size in encoders]
-    return max(encoders, default=0), max(transformers, default=0), vae
+        for name, blocks in card.encoder_blocks:
+            encoders[name] = encoders[name] * _BLOCKS // max(blocks, _BLOCKS)
+    return max(encoders.values(), default=0), max(transformers, default=0), vae
 
 
 def decode_bytes(job: VideoJob, card: VideoCard, choice: ModelChoice) -> int:

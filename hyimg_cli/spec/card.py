@@ -116,15 +116,15 @@ class Networks:
     `component_bytes`: weights as stored. `component_parameters`: their numbers, if the files are
     available to count. Encoders are the components that can be unloaded once everything is encoded.
     `has_float32_vae`: latents are decoded in float32, whatever dtype is asked for. `blocks`: number
-    of the transformer's blocks, which can be moved one by one; `encoder_blocks`: those of the text
-    encoder that has the fewest.
+    of the transformer's blocks, which can be moved one by one; `encoder_blocks`: those of each
+    encoder.
     """
 
     component_bytes: tuple[tuple[str, int], ...]
     component_parameters: tuple[tuple[str, int], ...] = ()
     has_float32_vae: bool = False
     blocks: int = 0
-    encoder_blocks: int = 0
+    encoder_blocks: tuple[tuple[str, int], ...] = ()
 
     @property
     def weight_bytes(self) -> int:

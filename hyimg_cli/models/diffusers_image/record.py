@@ -365,7 +365,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         layout.components["transformer"].count_blocks(),
         own.count("base_size", 1024),
     )
-    networks = Networks(**stored_networks(layout), blocks=blocks)
+    networks = Networks(**stored_networks(layout, kind.text_layers), blocks=blocks)
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""

@@ -49,6 +49,8 @@ WAN_MAX_TOKENS = 512
 _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
 _MAX_RATIO = 4.0
+# Of a text encoder's tensor, its layer.
+_TEXT_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are assumed to be the same.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
@@ -187,19 +189,33 @@ def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str,
     }
 
 
-def stored_networks(layout: CheckpointLayout) -> dict[str, Any]:
-    """Return the weights of each component as fields of `Networks`."""
+def stored_networks(layout: CheckpointLayout, text_layers: int = 0) -> dict[str, Any]:
+    """Return the weights of each component as fields of `Networks`.
+
+    `text_layers`: how many layers of the text encoder are loaded; 0: all.
+    """
+
+    def is_loaded(name: str, path: str) -> bool:
+        layer = _TEXT_LAYER.match(path) if name == "text_encoder" and text_layers else None
+        return layer is None or int(layer[1]) < text_layers
+
     parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
     stored = [(name, part.stored_bytes()) for name, part in parts]
-    found = [(name, part.known_tensors().values()) for name, part in parts]
+    found = [
+        (name, [one for path, one in part.known_tensors().items() if is_loaded(name, path)])
+        for name, part in parts
+    ]
     return {
         "component_bytes": tuple((name, size) for name, size in stored if size is not None),
         "component_parameters": tuple(
-            (name, sum(math.prod(one.shape) for one in every)) for name, every in found if every
+            (name, sum(math.prod(tensor.shape) for tensor in tensors))
+            for name, tensors in found
+            if tensors
         ),
-        "encoder_blocks": min(
-            (part.count_blocks() for name, part in parts if name.startswith("text_encoder")),
-            default=0,
+        "encoder_blocks": tuple(
+            (name, part.count_blocks())
+            for name, part in parts
+            if not name.startswith(("vae", "transformer"))
         ),
     }
 
