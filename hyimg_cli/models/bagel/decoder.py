@@ -211,10 +211,11 @@ class PairedDecoder(InPairs):
 
     def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
         """Return the places of all blocks' tokens."""
-        is_gen_T = torch.tensor([one for block in blocks for one in block.is_gen])
+        is_gen = [one for block in blocks for one in block.is_gen]
+        is_gen_T = torch.tensor(is_gen)
         position_T = torch.tensor([one for block in blocks for one in block.positions])
         # Und rows first, then gen, each kind padded to a multiple.
-        gen, multiple = int(is_gen_T.sum()), self.row_multiple
+        gen, multiple = sum(is_gen), self.row_multiple
         und = len(is_gen_T) - gen
         counts = tuple(n + padding(n, multiple) for n in (und, gen)[: 2 if gen else 1])
         row_T = None

@@ -1,0 +1,98 @@
+"""A denoise step after the first asks no tensor for a number, in any family.
+
+On a GPU each such question waits for all work that is queued. Here the host is the device, so it
+costs nothing and changes nothing, but can be counted, with the tiny checkpoints of other tests.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_bagel
+import tiny_editors
+import torch
+from conftest import thorough_but
+from tiny_video import TINY_VIDEO, write_wan
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hyimg_cli
+from hyimg_cli.engine.session import Session
+from hyimg_cli.models.registry import EMBEDDED, resolve_model
+from hyimg_cli.spec.events import Progress
+
+PACKAGE = str(Path(hyimg_cli.__file__).parent)
+GOLDEN = Path(__file__).parents[1] / "models" / "lingbot_world" / "golden" / "checkpoint"
+PICTURE = {"custom_id": "a", "prompt": "a red circle", "seed": 1, "num_inference_steps": 4}
+EDIT = PICTURE | {"images": ["in.png"]}
+FILM = PICTURE | {"task": "t2v", "size": "32x32", "num_frames": 5}
+WORLD = FILM | {
+    "task": "i2v", "images": ["in.png"], "size": "32x48", "num_frames": 9, "camera": "none-1",
+}  # fmt: skip
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "bagel": tiny_bagel.write,
+    "wan22": partial(write_wan, boundary_ratio=0.9),
+    **{kind: partial(tiny_editors.write, kind=kind) for kind in tiny_editors.PIPELINES},
+}
+READY = {"tiny-image": resolve_model(EMBEDDED), "tiny-video": TINY_VIDEO, "lingbot": GOLDEN}
+# A kind of each way to step; the others differ from one of them in numbers.
+QUICK = {*READY, "bagel", "wan22", "klein", "klein-kv", "kontext", "qwen-image", "z-image"}
+QUICK |= {"qwen-image-2.1", "longcat"}
+TAKE_SOURCES = {"klein", "klein-base", "klein-kv", "kontext", "qwen-image-2.1"}
+
+
+class Reads(TorchDispatchMode):
+    """Counts questions to tensors by the stage and by the line of ours that asks."""
+
+    ASKING = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage, self.counts = "", Counter[tuple[str, str]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.ASKING:
+            ours = [one for one in traceback.extract_stack() if one.filename.startswith(PACKAGE)]
+            self.counts[self.stage, f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", thorough_but(QUICK, sorted({*READY, *WRITERS})))
+def test_a_step_after_the_first_reads_nothing(
+    run_cli: Any,
+    write_manifest: Any,
+    write_picture: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    if family in WRITERS:
+        WRITERS[family](tmp_path / "model")
+    model = READY.get(family, tmp_path / "model")
+    write_picture("in.png", (64, 64))
+    is_film = family in ("tiny-video", "wan22", "lingbot")
+    line = {"tiny-video": FILM, "wan22": FILM, "lingbot": WORLD}.get(family, PICTURE)
+    if "edit" in family or family in TAKE_SOURCES:
+        line = EDIT
+    if family in tiny_editors.PIPELINES and family != "longcat-edit":  # it has its source's size
+        line |= {"size": "64x64"}
+    if "turbo" in family:  # its steps are fixed
+        line = {name: value for name, value in line.items() if name != "num_inference_steps"}
+    reads, inner = Reads(), Session.run
+
+    def noting_stages(session: Session, *given: Any) -> Iterator[Any]:
+        for event in inner(session, *given):
+            if isinstance(event, Progress):
+                reads.stage = f"step {event.done + 1}" if event.phase == "denoise" else ""
+            yield event
+
+    monkeypatch.setattr(Session, "run", noting_stages)
+    flags = ("--video-model" if is_film else "--model", model, "--device", "cpu", "--no-prewarm")
+    with reads:
+        ran = run_cli("generate", write_manifest(line), *flags, "--bot-task", "none", "-o", "out")
+    assert ran.code == 0, ran.err
+    assert reads.counts, "nothing was counted"
+    assert {line: n for (stage, line), n in reads.counts.items() if stage == "step 2"} == {}
