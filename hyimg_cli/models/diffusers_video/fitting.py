@@ -90,8 +90,12 @@ def refuse_unfitting(layout: CheckpointLayout, text_layers: int = 0) -> None:
 def picture_positions(layout: CheckpointLayout) -> tuple[int, int] | None:
     """Return how many rows and columns of tokens a picture may have; None without such a limit."""
     part = layout.components["transformer"]
-    lengths = _value(part.config(), part.class_name, "axes_lens")
-    return None if lengths is None else (int(lengths[1]), int(lengths[2]))
+    own = part.config()
+    lengths = _value(own, part.class_name, "axes_lens")
+    if lengths is None:
+        return None
+    _, rows, columns = own.counts("axes_lens") if own.has("axes_lens") else lengths
+    return rows, columns
 
 
 def _find_misfits(layout: CheckpointLayout, text_layers: int) -> Iterator[str]:
@@ -142,12 +146,16 @@ def _refuse_wrong_axes(own: Config, class_name: str) -> None:
 
 def _head_width(own: Config, class_name: str) -> int:
     """Return the width of an attention head, or 0 if the configuration does not say."""
-    if width := _value(own, class_name, "attention_head_dim"):
-        return own.count("attention_head_dim", int(width))
-    width, heads = (_value(own, class_name, name) for name in ("dim", "n_heads"))
-    if not width or not heads:
-        return 0
-    return own.count("dim", int(width)) // own.count("n_heads", int(heads))
+    if width := _count(own, class_name, "attention_head_dim"):
+        return width
+    width, heads = (_count(own, class_name, name) for name in ("dim", "n_heads"))
+    return width // heads if heads else 0
+
+
+def _count(own: Config, class_name: str, key: str) -> int:
+    """Return a number of a configuration, or the library's default for it; 0 without either."""
+    default = (class_options(class_name) or {}).get(key)
+    return own.count(key, default if isinstance(default, int) else 0, least=0)
 
 
 def _number(layout: CheckpointLayout, part: str, key: str) -> int | None:

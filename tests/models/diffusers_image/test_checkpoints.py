@@ -369,3 +369,19 @@ def test_paths_near_a_checkpoint_say_where_it_is(
     ):
         ran = run_cli("check", manifest, "--model", str(tmp_path / path))
         assert (ran.code, named in ran.err) == (3, True), ran.err
+
+
+@pytest.mark.parametrize("kind", ["qwen-image", "z-image"])
+@pytest.mark.parametrize("value", [[[1, "x", None]], {"a": 1}, "wide", 1.5])
+def test_a_size_that_is_no_number_is_refused(
+    tmp_path: Path, checkpoint: Checkpoint, kind: str, value: Any
+) -> None:
+    folder = Path(shutil.copytree(checkpoint(kind), tmp_path / "model"))
+    for name in ("attention_head_dim", "dim", "n_heads", "axes_lens"):
+        path = folder / "transformer" / "config.json"
+        kept = path.read_text()
+        if name in json.loads(kept):
+            in_json("transformer/config.json", **{name: value})(folder)
+            with pytest.raises(CheckpointError, match=name):
+                registry.model_card(str(folder))
+            path.write_text(kept)
