@@ -28,11 +28,10 @@ demo: $(READY)
 	echo "The pictures are in $$out/outputs; open $$out/report.html to look at them"
 
 # A process more than cores, up to four, since tests wait for processes of their own; each with one
-# thread: two threads of one small model would wait for each other. All tests of a file run in one
-# process, so that what they share is made once. A test that hangs is ended after five minutes and
-# named.
+# thread: two threads of one small model would wait for each other. A test that hangs is ended after
+# five minutes and named.
 WORKERS := import os; print(min(4, (os.cpu_count() or 1) + 1))
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$($(BIN)/python -c '$(WORKERS)') --dist loadfile --timeout 300
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$($(BIN)/python -c '$(WORKERS)') --dist worksteal --timeout 300
 
 test: $(READY) $(WEIGHTS)
 	$(PYTEST) -m 'not thorough and not real'

@@ -13,6 +13,7 @@ from short_tasks import held_parts, refuse_buffers, short, short_here
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.ranks import RankPool
+from hyimg_cli.pipelines import ranks as ranks_of
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice
@@ -25,7 +26,9 @@ SPACED = (9, 31, 64, 101)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RankPool]:
-    with RankPool(2, timeout_s=60) as started:
+    pool = RankPool(2, timeout_s=60)
+    ranks_of.take(pool)  # another file's ranks may be up in this process
+    with pool as started:
         yield started
 
 

@@ -212,4 +212,4 @@ def test_a_recipes_schema_has_every_setting_with_its_default(run_cli: Callable[.
 def test_of_what_else_is_refused(run_cli: Callable[..., Any]) -> None:
     ran = run_cli("schema", "recipes")
     assert (ran.code, ran.out) == (2, "")
-    assert 'did you mean "recipe"?' in ran.err
+    assert "did you mean recipe?" in ran.err
