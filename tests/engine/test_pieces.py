@@ -7,9 +7,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from engine.fake_video import video_job
 
 from hyimg_cli.engine.replicas.pieces import cut, in_order, model_of
-from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 
 
@@ -33,23 +34,8 @@ def group_of(
     return Group(jobs[0].model, "auto", tuple(jobs))
 
 
-def films(job: ImageJob, count: int, model: str = "tiny-video") -> VideoGroup:
-    jobs = tuple(
-        VideoJob(
-            custom_id=f"v{n}",
-            task="t2v",
-            prompt="a dog",
-            model=model,
-            seed=n,
-            size=Size(32, 48),
-            num_frames=5,
-            fps=8,
-            num_inference_steps=4,
-            guidance_scale=6.0,
-            flow_shift=5.0,
-        )
-        for n in range(count)
-    )
+def films(count: int, model: str = "tiny-video") -> VideoGroup:
+    jobs = tuple(video_job(f"v{n}", seed=n, model=model) for n in range(count))
     return VideoGroup(model, "48x32, 5 frames", jobs)
 
 
@@ -64,7 +50,7 @@ def test_every_job_is_taken_once_in_its_own_group(job: ImageJob, seed: int) -> N
         group_of(job, chance.randrange(1, 60), name=f"g{n}-", each=chance.randrange(5))
         for n in range(chance.randrange(1, 5))
     ]
-    plan = Plan((*groups, films(job, chance.randrange(1, 9))))
+    plan = Plan((*groups, films(chance.randrange(1, 9))))
     pieces = cut(plan, chance.randrange(1, 9))
     assert sorted(ids(tuple(one for piece in pieces for one in piece.jobs))) == sorted(
         ids(plan.jobs)
@@ -84,7 +70,7 @@ def test_few_jobs_are_spread_evenly_at_once(job: ImageJob) -> None:
     """Pictures that would fill the replicas together are not dispatched one by one."""
     sizes = [len(piece.jobs) for piece in cut(Plan((group_of(job, 16),)), 4)]
     assert sizes[:3] == [4, 3, 3]
-    singles = [len(piece.jobs) for piece in cut(Plan((films(job, 16),)), 4)]
+    singles = [len(piece.jobs) for piece in cut(Plan((films(16),)), 4)]
     assert singles[:3] == [2, 2, 2]
 
 
@@ -147,7 +133,7 @@ def test_a_slow_replica_gets_less_and_holds_nothing_up(job: ImageJob) -> None:
 
 
 def test_a_replica_keeps_its_model_and_models_are_shared_out(job: ImageJob) -> None:
-    pieces = cut(Plan((group_of(job, 40), films(job, 20))), 3)
+    pieces = cut(Plan((group_of(job, 40), films(20))), 3)
     left = [*enumerate(pieces)]
     first = [in_order(left, (number + 0.5) / 3, None)[0] for number in range(3)]
     assert [model_of(pieces[number]) for number in first] == ["tiny-image"] * 2 + ["tiny-video"]

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from engine.fake_video import video_job
 from event_kinds import is_done, is_step
 from fake_replica import WAIT_S, wait_for
 from machines import with_main_memory
@@ -49,7 +50,7 @@ from hyimg_cli.settings.run import (
     RunConfig,
 )
 from hyimg_cli.spec.events import Event, JobEnded, ModelLoaded, Outcome, ReplicaDied
-from hyimg_cli.spec.job import ImageJob, Job, Size, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Plan
 
 
@@ -198,24 +199,6 @@ def some(job: ImageJob) -> Callable[..., list[ImageJob]]:
 
 
 Some = Callable[..., list[ImageJob]]
-
-
-@pytest.fixture
-def film() -> VideoJob:
-    model = registry.EMBEDDED_VIDEO
-    return VideoJob(
-        custom_id="f",
-        task="t2v",
-        prompt="a dog",
-        model=model,
-        seed=1,
-        size=Size(32, 48),
-        num_frames=5,
-        fps=8,
-        num_inference_steps=4,
-        guidance_scale=6.0,
-        flow_shift=5.0,
-    )
 
 
 def outcomes(events: list[Event]) -> dict[str, Outcome]:
@@ -479,8 +462,8 @@ def test_one_that_hangs_is_ended_by_its_own_beat(floor: Floor, some: Some) -> No
     floor.assert_all_gone()
 
 
-def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor, film: VideoJob) -> None:
-    films = [replace(film, custom_id=f"f{n}") for n in range(3)]
+def test_latents_of_a_film_travel_to_who_goes_on_with_it(floor: Floor) -> None:
+    films = [video_job(f"f{n}", prompt="a dog", seed=1, source_line="") for n in range(3)]
     films[0] = replace(films[0], prompt="cut short")
     events = floor.run(films)
     assert len(outcomes(events)) == 3

@@ -6,41 +6,33 @@ costs nothing and changes nothing, but can be counted, with the tiny checkpoints
 
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bagel
 import tiny_editors
 import torch
 from conftest import thorough_but
-from tiny_video import TINY_VIDEO, write_wan
+from every_checkpoint import FOLDERS, WRITERS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyimg_cli
 from hyimg_cli.engine.session import Session
-from hyimg_cli.models.registry import EMBEDDED, resolve_model
 from hyimg_cli.spec.events import Progress
 
 PACKAGE = str(Path(hyimg_cli.__file__).parent)
-GOLDEN = Path(__file__).parents[1] / "models" / "lingbot_world" / "golden" / "checkpoint"
 PICTURE = {"custom_id": "a", "prompt": "a red circle", "seed": 1, "num_inference_steps": 4}
 EDIT = PICTURE | {"images": ["in.png"]}
 FILM = PICTURE | {"task": "t2v", "size": "32x32", "num_frames": 5}
 WORLD = FILM | {
     "task": "i2v", "images": ["in.png"], "size": "32x48", "num_frames": 9, "camera": "none-1",
 }  # fmt: skip
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "bagel": tiny_bagel.write,
-    "wan22": partial(write_wan, boundary_ratio=0.9),
-    **{kind: partial(tiny_editors.write, kind=kind) for kind in tiny_editors.PIPELINES},
-}
-READY = {"tiny-image": resolve_model(EMBEDDED), "tiny-video": TINY_VIDEO, "lingbot": GOLDEN}
+READY = ("tiny-image", "tiny-video", "lingbot")
 # A kind of each way to step; the others differ from one of them in numbers.
 QUICK = {*READY, "bagel", "wan22", "klein", "klein-kv", "kontext", "qwen-image", "z-image"}
 QUICK |= {"qwen-image-2.1", "longcat"}
+EVERY = {*QUICK, *tiny_editors.PIPELINES}
 TAKE_SOURCES = {"klein", "klein-base", "klein-kv", "kontext", "qwen-image-2.1"}
 
 
@@ -60,7 +52,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", thorough_but(QUICK, sorted({*READY, *WRITERS})))
+@pytest.mark.parametrize("family", thorough_but(QUICK, sorted(EVERY)))
 def test_a_step_after_the_first_reads_nothing(
     run_cli: Any,
     write_manifest: Any,
@@ -71,7 +63,7 @@ def test_a_step_after_the_first_reads_nothing(
 ) -> None:
     if family in WRITERS:
         WRITERS[family](tmp_path / "model")
-    model = READY.get(family, tmp_path / "model")
+    model = FOLDERS.get(family, tmp_path / "model")
     write_picture("in.png", (64, 64))
     is_film = family in ("tiny-video", "wan22", "lingbot")
     line = {"tiny-video": FILM, "wan22": FILM, "lingbot": WORLD}.get(family, PICTURE)

@@ -12,20 +12,17 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_bagel
 import tiny_editors
-from tiny_video import START_KINDS, TINY_VIDEO, write_start, write_wan
+from every_checkpoint import FOLDERS, WRITERS
+from tiny_video import START_KINDS
 
 import hyimg_cli
-from hyimg_cli.models.registry import EMBEDDED, resolve_model
 
 PACKAGE = Path(hyimg_cli.__file__).parent
-TESTS = Path(__file__).parent.parent
 GONE = object()
 ODD = (None, True, -1, 0, 1.5, 10**30, 1e308, "x", [], [[1, "x", None]], {}, {"a": {"b": []}}, GONE)
 PICTURE: dict[str, Any] = {"prompt": "a red circle", "seed": 1}
@@ -35,19 +32,6 @@ VIDEO: dict[str, Any] = {
 }  # fmt: skip
 START = VIDEO | {"task": "i2v", "images": ["in.png"]}
 WORLD = START | {"size": "32x48", "num_frames": 9, "num_inference_steps": 4, "camera": "none-1"}
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "bagel": tiny_bagel.write,
-    "wan": write_wan,
-    "wan22": partial(write_wan, boundary_ratio=0.9),
-    **{kind: partial(write_start, kind=kind) for kind in START_KINDS},
-    **{kind: partial(tiny_editors.write, kind=kind) for kind in tiny_editors.PIPELINES},
-}
-FOLDERS = {
-    "tiny-image": resolve_model(EMBEDDED),
-    "official": TESTS / "parity" / "tiny" / "checkpoint",
-    "tiny-video": TINY_VIDEO,
-    "lingbot": TESTS / "models" / "lingbot_world" / "golden" / "checkpoint",
-}
 # Families whose files hyimg itself reads.
 OURS = ("tiny-image", "official", "bagel")
 PICTURES = (*OURS, *tiny_editors.PIPELINES)

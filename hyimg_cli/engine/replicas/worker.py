@@ -155,7 +155,7 @@ class Worker:
                 try:
                     folder = run_folder(setup.place, setup.shard, number, setup.local)
                     with folder:
-                        ended = self._ended_jobs(folder)
+                        ended = self._ended_jobs(left[number], folder)
                         if any(job.custom_id not in ended for job in left[number].jobs):
                             loaded = model_of(left[number])
                             yield from self._work(folder, left[number], ended)
@@ -177,10 +177,10 @@ class Worker:
             if self._stopped_by:
                 raise Interrupted(self._stopped_by)
 
-    def _ended_jobs(self, folder: RunFolder) -> set[str]:
+    def _ended_jobs(self, piece: Plan, folder: RunFolder) -> set[str]:
         """Return the jobs of a piece that have ended in this run."""
-        before = self._setup.work.attempts
-        return {name for name, count in folder.attempts.items() if count > before.get(name, 0)}
+        is_left = self._setup.work.is_left
+        return {job.custom_id for job in piece.jobs if not is_left(job, folder.attempts)}
 
     def _work(self, folder: RunFolder, piece: Plan, ended: set[str]) -> Iterator[Event]:
         """Work on what is left of a piece; jobs at which a process died come last, each alone."""

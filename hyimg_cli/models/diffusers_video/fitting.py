@@ -90,12 +90,8 @@ def refuse_unfitting(layout: CheckpointLayout, text_layers: int = 0) -> None:
 def picture_positions(layout: CheckpointLayout) -> tuple[int, int] | None:
     """Return how many rows and columns of tokens a picture may have; None without such a limit."""
     part = layout.components["transformer"]
-    own = part.config()
-    lengths = _value(own, part.class_name, "axes_lens")
-    if lengths is None:
-        return None
-    _, rows, columns = own.counts("axes_lens") if own.has("axes_lens") else lengths
-    return rows, columns
+    lengths = _counts(part.config(), part.class_name, "axes_lens")
+    return None if lengths is None else (lengths[1], lengths[2])
 
 
 def _find_misfits(layout: CheckpointLayout, text_layers: int) -> Iterator[str]:
@@ -125,23 +121,21 @@ def _find_misfits(layout: CheckpointLayout, text_layers: int) -> Iterator[str]:
 
 def _refuse_wrong_axes(own: Config, class_name: str) -> None:
     """Raise CheckpointError for wrong axes of a transformer's positions."""
-    axes = {name: value for name in _AXES if (value := _value(own, class_name, name)) is not None}
-    for name, values in axes.items():
-        if not own.has(name):
-            numbers: tuple[int, ...] = tuple(values)
-        else:
-            numbers = own.counts(name)
+    axes = {name: _counts(own, class_name, name) for name in _AXES}
+    for name, numbers in axes.items():
+        if numbers is None:
+            continue
         width = _head_width(own, class_name)
         if width and sum(numbers) != width:
             raise own.fault(name, list(numbers), f"numbers that add up to {width}")
         if odd := [one for one in numbers if one % 2]:
             raise own.fault(name, list(numbers), f"even numbers (not {odd[0]})")
-    lengths = _value(own, class_name, "axes_lens")
-    if lengths is not None and "axes_dims" in axes:
-        shown = own.counts("axes_lens") if own.has("axes_lens") else tuple(lengths)
-        if len(shown) != len(axes["axes_dims"]) or any(map(operator.lt, shown, _LEAST_LENS)):
-            least = f"{len(axes['axes_dims'])} numbers, at least {list(_LEAST_LENS)}"
-            raise own.fault("axes_lens", list(shown), f"{least} (512 tokens, 1024 pixels)")
+    lengths, dims = _counts(own, class_name, "axes_lens"), axes.get("axes_dims")
+    if lengths is None or dims is None:
+        return
+    if len(lengths) != len(dims) or any(map(operator.lt, lengths, _LEAST_LENS)):
+        least = f"{len(dims)} numbers, at least {list(_LEAST_LENS)}"
+        raise own.fault("axes_lens", list(lengths), f"{least} (512 tokens, 1024 pixels)")
 
 
 def _head_width(own: Config, class_name: str) -> int:
@@ -156,6 +150,14 @@ def _count(own: Config, class_name: str, key: str) -> int:
     """Return a number of a configuration, or the library's default for it; 0 without either."""
     default = (class_options(class_name) or {}).get(key)
     return own.count(key, default if isinstance(default, int) else 0, least=0)
+
+
+def _counts(own: Config, class_name: str, key: str) -> tuple[int, ...] | None:
+    """Return numbers of a configuration, or the library's defaults; None without either."""
+    if own.has(key):
+        return own.counts(key)
+    values = _value(own, class_name, key)
+    return None if values is None else tuple(values)
 
 
 def _number(layout: CheckpointLayout, part: str, key: str) -> int | None:
