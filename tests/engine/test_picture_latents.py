@@ -108,26 +108,46 @@ def test_pictures_continue_behind_any_step(
 
 # Runs the command once for each entry on standard input, [folder, count, delay]: a child that kills
 # itself `delay` seconds behind the count-th event of a job; with a count of 0 it may end. Prints
-# each job and step as it is reported, then the child's status.
+# each job and step as its latents are saved and as it is reported, then the child's status. What is
+# saved is printed in one go: a kill in between would leave a step that nobody knows of.
 DRIVER = """
 import json, os, signal, sys, threading
 import torch
 from hyimg_cli.cli import app
 from hyimg_cli.engine.session import Session
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.spec.events import Progress
 
 torch.set_num_threads(1)
 left, wait, told = 0, 0.0, Session.run
+saving, keep, replace, at_work = threading.Lock(), LatentsCheckpoint.keep, os.replace, []
+
+def keep_and_print(self, kept):
+    at_work.append(f"saved {self.path.stem} {kept.step}\\n")
+    keep(self, kept)
+    at_work.pop()
+
+def replace_and_print(*given, **named):
+    with saving:
+        replace(*given, **named)
+        if at_work:
+            os.write(1, at_work[-1].encode())
+
+def kill():
+    with saving:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+LatentsCheckpoint.keep, os.replace = keep_and_print, replace_and_print
 
 def run(self, *given):
     global left
     for event in told(self, *given):
         if isinstance(event, Progress):
             if event.phase == "denoise" and event.done:
-                os.write(1, f"{event.custom_id} {event.done}\\n".encode())
+                os.write(1, f"told {event.custom_id} {event.done}\\n".encode())
             left -= 1
             if left == 0:
-                threading.Timer(wait, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(wait, kill).start()
         yield event
 
 Session.run = run
@@ -157,7 +177,14 @@ def test_killed_at_any_moment_no_step_is_drawn_twice(manifest: Path, tmp_path: P
     assert codes[0] == codes[-1] == 0, ran.stderr
     assert -9 in codes[1:-1]
     # The first line of each attempt's part is the status of the one before it.
-    steps = [line for part in attempts for line in part.splitlines()[1:]]
-    assert sorted(steps) == sorted(first.splitlines()), "each step once, in all attempts together"
+    lines = [line for part in attempts for line in part.splitlines()[1:]]
+    saved, told = ([one for one in lines if one.startswith(word)] for word in ("saved ", "told "))
+    every = [one for one in first.splitlines() if one.startswith("saved ")]
+    assert sorted(saved) == sorted(every), "each step once, in all attempts together"
+    assert len({*told}) == len(told)
+    assert {one.removeprefix("told ") for one in told} <= {
+        one.removeprefix("saved ") for one in saved
+    }
+    assert first.count("told ") == len(every)
     assert_equal(out, whole)
     assert not [*out.rglob("*.tmp")]
