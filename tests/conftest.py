@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """No test touches the developer's own cache, nor one that a test started as a process."""
     os.environ["HYIMG_CACHE_DIR"] = str(CACHE)
+    gc.disable()  # while libraries and tests are read: nothing of them goes, looking cost a tenth
     # As a plugin: of a conftest's hooks none is asked about a folder whose own conftest fails.
     config.pluginmanager.register(_Lacking())
 
@@ -89,6 +90,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     _look_through_no_more()
 
 
