@@ -173,6 +173,12 @@ class Interrupted(HyimgError):
         self.exit_code = 128 + signal_number
 
 
+def required(message: str) -> str:
+    """Return what a message of pydantic asks for: "a valid integer"."""
+    begun = message.removeprefix("Input should be ").removeprefix("Value error, expected ")
+    return begun.partition(", unable to parse")[0]
+
+
 def require(*packages: str, extra: str = "") -> None:
     """Raise MachineError unless all of these packages are installed; `extra` brings them.
 

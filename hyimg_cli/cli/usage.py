@@ -12,7 +12,7 @@ from hyimg_cli.cli import bare_words, other_words, pasted
 from hyimg_cli.cli import help as pages
 from hyimg_cli.cli.commands import COMMANDS, OF_A_RUN, LazyCommand
 from hyimg_cli.cli.completion import MANIFESTS
-from hyimg_cli.errors import UsageError
+from hyimg_cli.errors import UsageError, required
 from hyimg_cli.settings.other_names import lacking, plain
 from hyimg_cli.spec.units import names_text
 
@@ -40,7 +40,7 @@ def usage_error(error: "typer.TyperException", arguments: Sequence[str]) -> Usag
     else:
         hint = _for_missing(error, path, arguments) or _for_bare_words(error, arguments)
     every = "commands" if path in ("hyimg", "hyimg cache") else "options"
-    what = what.replace(" / '--output-dir'", "")
+    what = required(what.replace(" / '--output-dir'", "").replace("Input should be", "it must be"))
     lists = f"{path} {page} lists all {every}"
     between = " " if hint.endswith("?") else "; "
     return UsageError(what, hint=f"{hint}{between}{lists}" if hint else lists)

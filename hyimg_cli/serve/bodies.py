@@ -39,7 +39,10 @@ def json_object(data: bytes | bytearray, what: str = "the body", code: str = "")
             raise ValueError(f"it has more than {_MOST_VALUES:,} values")
         value = json_of(data, parse_constant=refuse_constant)
     except ValueError as error:
-        raise bad_request("", f"{what} is not JSON: {error}", code or "request.bad-json") from None
+        why, hint = f": {error}" if data.strip() else "", "send a JSON object"
+        raise bad_request(
+            "", f"{what} is not JSON{why}", code or "request.bad-json", hint
+        ) from None
     if not isinstance(value, dict):
         raise bad_request("", f"{what} is not a JSON object", code or "request.not-an-object")
     return value

@@ -5,8 +5,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hyimg_cli.errors import HyimgError, MachineError, ManifestError
+from hyimg_cli.errors import HyimgError, MachineError, ManifestError, required
 from hyimg_cli.manifest.fields import BY_NAME
+from hyimg_cli.settings.values import shown
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 # Codes of jobs that failed because of their request.
@@ -118,6 +119,12 @@ def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
         fault = error.errors(include_url=False, include_context=False)[0]
         param = str(fault["loc"][0])[:80] if fault["loc"] else ""
         code = _CODES.get(fault["type"], "request.bad-value")
-        is_file = fault["type"] == "is_instance_of"
-        why = "send it as a file of a form" if is_file else fault["msg"]
-        raise bad_request(param, f"{param}: {why}", code) from None
+        is_file = not isinstance(fault["input"], str | int | float | list | dict | None)
+        what = f"{param} is {'a file' if is_file else shown(fault['input'])}"
+        hint = f"expected {required(fault['msg'])}"
+        if fault["type"] == "is_instance_of":
+            hint = "send it as a file of a form"
+        elif fault["type"] in _CODES:
+            is_lacking = fault["type"] == "missing"
+            what, hint = f"{param} is missing" if is_lacking else f"{shown(param)} is not known", ""
+        raise bad_request(param, what, code, hint) from None

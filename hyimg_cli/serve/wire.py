@@ -130,9 +130,16 @@ class Wire:
         limits = {"n": MOST_RESULTS, "num_inference_steps": self.most_steps}
         for name, value in fields.items():
             most = limits.get(BY_NAME[name].name) if name in BY_NAME else None
-            if most is not None and type(value) is int and not 1 <= value <= most:
-                what, hint = f"{name} is {value}", f"this server allows 1 to {most}"
-                raise bad_request(name, what, "manifest.out-of-range", hint)
+            if most is None:
+                continue
+            what, code = f"{name} is {shown(value)}", "manifest.out-of-range"
+            try:
+                if 1 <= BY_NAME[name].kind.read(value) <= most:
+                    continue
+            except BadValue as bad:
+                if bad.slug == "wrong-type":
+                    what, code = bad.what, "manifest.wrong-type"
+            raise bad_request(name, what, code, f"this server allows 1 to {most}")
         if "region" in fields:
             with suppress(BadValue):
                 if not any(map(REGION.is_path, REGION.names(REGION.read(fields["region"])))):

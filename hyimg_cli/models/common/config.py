@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin, get_type_hints
 
 from pydantic import StrictBool, StrictStr, TypeAdapter, ValidationError, confloat, conint, conlist
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, required
 from hyimg_cli.loading.checkpoint import fault, read_json
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue
@@ -126,8 +126,7 @@ class Config:
         try:
             return _adapter(kind).validate_python(default if value is None else value)
         except ValidationError as error:
-            expected = error.errors()[0]["msg"].removeprefix("Input should be ")
-            raise self.fault(name, value, expected) from None
+            raise self.fault(name, value, required(error.errors()[0]["msg"])) from None
 
 
 @dataclass(frozen=True, kw_only=True)

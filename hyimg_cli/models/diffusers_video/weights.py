@@ -22,7 +22,7 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import HyimgError, MachineError
+from hyimg_cli.errors import HyimgError, MachineError, required
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special, without_few_eights
 from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
@@ -266,7 +266,7 @@ def check_values(own: Config, kinds: Mapping[str, Any]) -> None:
                 data = json.dumps(own.values[name])
                 TypeAdapter(kind, config=_ANY_CLASS).validate_json(data, strict=True)
         except ValidationError as error:
-            raise own.fault(name, own.values[name], error.errors()[0]["msg"]) from None
+            raise own.fault(name, own.values[name], required(error.errors()[0]["msg"])) from None
 
 
 def component_class(component: Component) -> type[Any]:

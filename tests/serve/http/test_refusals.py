@@ -53,6 +53,16 @@ def refused(answer: Any, status: int, code: str, param: str | None) -> None:
         ({"prompt": "a", "n": 11}, 400, "manifest.out-of-range", "n"),
         ({"prompt": "a", "n": 0}, 400, "manifest.out-of-range", "n"),
         ({"prompt": "a", "n": "two"}, 400, "manifest.wrong-type", "n"),
+        ({"prompt": "a", "n": 1.5}, 400, "manifest.wrong-type", "n"),
+        ({"prompt": "a", "n": 11.0}, 400, "manifest.out-of-range", "n"),
+        ({"prompt": "a", "n": "1000.0"}, 400, "manifest.out-of-range", "n"),
+        ({"prompt": "a", "steps": "many"}, 400, "manifest.wrong-type", "steps"),
+        (
+            {"prompt": "a", "num_inference_steps": 101.0},
+            400,
+            "manifest.out-of-range",
+            "num_inference_steps",
+        ),
         ({"prompt": "a", "steps": 101}, 400, "manifest.out-of-range", "steps"),
         ({"prompt": "a", "sede": 1}, 400, "manifest.unknown-field", "sede"),
         ({"prompt": "a", "quality": "best"}, 400, "manifest.openai-envelope", "quality"),
@@ -75,7 +85,11 @@ def refused(answer: Any, status: int, code: str, param: str | None) -> None:
 def test_a_field_that_is_wrong(
     client: TestClient, body: dict[str, Any], status: int, code: str, param: str
 ) -> None:
-    refused(client.post(GENERATE, json=body), status, code, param)
+    answer = client.post(GENERATE, json=body)
+    refused(answer, status, code, param)
+    if param in ("n", "steps", "num_inference_steps"):
+        most = 10 if param == "n" else 100
+        assert f"(this server allows 1 to {most})" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +207,30 @@ def test_bodies_and_routes(client: TestClient) -> None:
         refused(answer, 400, "manifest.wrong-type", name.partition("[")[0])
     answer = client.post(EDIT, files=[("image", (None, "/etc/hostname"))])
     refused(answer, 400, "manifest.not-served", "image")
+
+
+def test_messages_are_in_our_words(client: TestClient) -> None:
+    batch = {"input_file_id": "a", "endpoint": GENERATE, "completion_window": "1"}
+    content, purpose = ("file", ("a", b"x")), ("purpose", (None, "wonder"))
+    text, batches = ("file", (None, "x")), ("purpose", (None, "batch"))
+    for answer, said in (
+        (client.post("/v1/files", files=[text, batches]), 'file is "x" (send it as a file of'),
+        (client.post("/v1/files", files=[batches]), "file is missing"),
+        (client.post("/v1/files", files=[content]), "purpose is missing"),
+        (client.post("/v1/files", files=[content, purpose]), 'purpose is "wonder" (expected \'b'),
+        (client.get("/v1/files?limit=x"), 'limit is "x" (expected a valid integer)'),
+        (client.get("/v1/files?limit=0"), 'limit is "0" (expected greater than'),
+        (client.post("/v1/batches", json=batch), 'completion_window is "1" (expected a time'),
+        (
+            client.post("/v1/batches", json=batch | {"completion_window": "1h", "a": 1}),
+            '"a" is not known',
+        ),
+        (client.post(GENERATE), "the body is not JSON (send a JSON object)"),
+        (client.post(GENERATE, data={"prompt": "a"}), "(send a JSON object)"),
+    ):
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400, message
+        assert said in message
 
 
 def test_a_body_that_is_too_large(http: Any) -> None:
