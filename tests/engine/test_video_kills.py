@@ -71,7 +71,7 @@ def close(self):
 
 def append(self, outcome):
     reached("line")
-    appended(self, outcome)
+    return appended(self, outcome)
 
 Session.run, DiffusersVideo.decode_latents, VideoWriter._end_stream = run, decode_latents, close
 RunFolder.append = append
