@@ -26,7 +26,7 @@ class StreamedBlocks:
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device) -> None:
         """Lock the blocks' weights in main memory; from now on each comes when it is called."""
-        self._blocks, self._device = blocks, device
+        self.blocks, self._device = blocks, device
         self._link = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._packs = [[PackedWeights(tensors_of(block))] for block in blocks]
         self._lock(list(chain.from_iterable(self._packs)))
@@ -46,18 +46,18 @@ class StreamedBlocks:
             if other != number:
                 self._drop(other)
         if number not in self._here:
-            self._bring(number)
+            self._onload(number)
         self._wait_for(number)
         if self._next[number] != number:
-            self._bring(self._next[number])
+            self._onload(self._next[number])
 
-    def release(self) -> None:
+    def unload(self) -> None:
         """Free the device's memory; the next call brings its block again."""
         for number in [*self._here]:
             self._drop(number)
         self._last = None
 
-    def _bring(self, number: int) -> None:
+    def _onload(self, number: int) -> None:
         self._pack_new(number)
         packs, link = self._packs[number], self._link
         # Memory of the stream at work: other memory would not be free for its activations.
@@ -84,7 +84,7 @@ class StreamedBlocks:
 
     def _pack_new(self, number: int) -> None:
         """Pack weights that a block has got since its last call, as of a LoRA; forget lost ones."""
-        own = {id(tensor): tensor for tensor in tensors_of(self._blocks[number])}
+        own = {id(tensor): tensor for tensor in tensors_of(self.blocks[number])}
         packs = [pack for pack in self._packs[number] if not own.keys().isdisjoint(pack.keys)]
         packed = set[int]().union(*(pack.keys for pack in packs))
         if new := [tensor for key, tensor in own.items() if key not in packed]:

@@ -1,15 +1,14 @@
-"""Move values between host and device without waiting, and parts of a network in turns.
+"""Move values between host and device without waiting.
 
 On a CPU both ends are one memory: the same calls are plain copies.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from threading import Lock
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -60,31 +59,6 @@ def unlock(link: torch.cuda.Stream, locked: Sequence[int]) -> None:
     link.synchronize()
     for pointer in locked:
         torch.cuda.cudart().cudaHostUnregister(pointer)
-
-
-class Waiting:
-    """A part of a network, without buffers, in main memory between its turns on a device."""
-
-    def __init__(self, part: nn.Module, device: torch.device) -> None:
-        self._home = [
-            (module, name, weight)
-            for module in part.modules()
-            for name, weight in module.named_parameters(recurse=False)
-        ]
-        self._device, self._turn = device, Lock()
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Bring the part to the device inside; a second thread waits for its turn."""
-        with self._turn:
-            try:
-                for module, name, weight in self._home:
-                    there = weight.to(self._device)
-                    setattr(module, name, nn.Parameter(there, requires_grad=False))
-                yield
-            finally:
-                for module, name, weight in self._home:
-                    setattr(module, name, weight)
 
 
 class Readback:

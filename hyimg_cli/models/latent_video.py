@@ -108,7 +108,6 @@ class LatentVideoModel(LatentModel):
         self.tiles: DecodeTiles = "own" if is_cut else choice.decode_tiles
         self.parameter_count = parameter_count
         self.decoder: LatentDecoder = self._decode_here
-        self._is_off_device = False
 
     def notes(self, job: VideoJob) -> tuple[str, ...]:
         return self.layout.notes
@@ -173,21 +172,13 @@ class LatentVideoModel(LatentModel):
         """Read only the transformer: all that a branch needs."""
         _ = self.networks
 
-    def release_transformer(self) -> None:
-        """Move the transformer to main memory; the next job brings it back."""
-        self.place.release()
-        if self.place.offload is None:
+    def unload_transformer(self) -> None:
+        """Keep the transformer in main memory from now on; its next forward onloads it."""
+        if self.device.type != "cpu":
             for network in self.__dict__.get("networks", ()):
-                network.to("cpu")
-                self._is_off_device = True
+                self.place.offload.keep(network)
+        self.place.offload.unload()
         gc.collect()
-
-    def bring_back_transformer(self) -> None:
-        """Undo `release_transformer`."""
-        if self._is_off_device:
-            for network in self.networks:
-                network.to(self.device)
-        self._is_off_device = False
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> Iterator[tuple[DecodeTiles, TileRule]]:
         """Yield tilings with smaller tiles than the model's decode uses, largest tiles first.
@@ -216,7 +207,7 @@ class LatentVideoModel(LatentModel):
         # Checking frames is not enough: a VAE that clamps turns an infinity into a colour.
         if not bool(torch.isfinite(latents_BCFYX).all()):
             raise OutputError("the latents are not finite", code="output-video.not-finite")
-        self.place.bring(self.vae.module)
+        self.place.offload.onload(self.vae.module)
         tiling = tiling or self._tiling_of(self.tiles)
         decoded = self.decoder(self.vae.unscaled(latents_BCFYX), tiling)
         return chain.from_iterable(map(frames, decoded))

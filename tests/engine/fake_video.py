@@ -161,7 +161,7 @@ class FakeVideo:
         self.denoisers.append(FakeDenoiser(job, embeddings, self._card))
         return self.denoisers[-1]
 
-    def release_transformer(self) -> None:
+    def unload_transformer(self) -> None:
         self.log.append("release transformer")
 
     def smaller_tilings(self, latents_BCFYX: Tensor) -> list[tuple[str, TileRule]]:

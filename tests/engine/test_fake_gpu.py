@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyimg_cli.kernels import choice
 from hyimg_cli.kernels.experts import RoutedTokens
-from hyimg_cli.kernels.offload import OffloadedExperts
+from hyimg_cli.kernels.offloaded_experts import OffloadedExperts
 from hyimg_cli.memory import footprint
 from hyimg_cli.memory.footprint import Together, needs, working
 from hyimg_cli.models.hunyuan_image3 import card, row_chunks
@@ -176,7 +176,7 @@ def test_experts_that_wait_are_asked_for_once_a_layer_of_a_token(
         monkeypatch.setattr(layer.mlp, "compute", outside.of_layer(number))
     gpu.reads.clear(), gpu.waits.clear()
     bench.decode_step(1)
-    assert gpu.reads == {"kernels.offload._computed": LAYERS * bench.load.arch.moe_topk}
+    assert gpu.reads == {"kernels.offloaded_experts._computed": LAYERS * bench.load.arch.moe_topk}
     gpu.reads.clear()
     picture = bench._picture()
     planned = working(bench.card, bench.config)

@@ -10,10 +10,10 @@ from event_kinds import is_done
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
-from hyimg_cli.models.diffusers_video.weights import Offload
 from hyimg_cli.settings.run import (
     BatchConfig,
     ModelChoice,
@@ -44,14 +44,15 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> Frames:
 def brought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Classes of the networks that this process brought to the device, in order."""
     seen: list[str] = []
-    inner = Offload.bring
+    inner = Offload.onload
 
-    def bring(self: Offload, *networks: Any) -> None:
-        if networks != self._networks:
-            seen.extend(type(network).__name__ for network in networks)
+    def onload(self: Offload, *networks: Any) -> None:
+        before = self._onloaded
         inner(self, *networks)
+        if self._onloaded != before:
+            seen.extend(type(network).__name__ for network in networks)
 
-    monkeypatch.setattr(Offload, "bring", bring)
+    monkeypatch.setattr(Offload, "onload", onload)
     return seen
 
 

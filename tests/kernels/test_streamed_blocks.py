@@ -58,7 +58,7 @@ def test_the_same_bits_in_any_order_of_calls(is_compiled: bool) -> None:
             block.compile(backend="eager")
     for order, wanted in zip(orders, expected, strict=True):
         assert torch.equal(_passed(order, rows), wanted)
-    streamed.release()
+    streamed.unload()
     assert torch.equal(_passed(blocks, rows), expected[0])
 
 
@@ -73,7 +73,7 @@ def test_weights_that_a_block_gets_later_come_too_and_leave_no_trace() -> None:
     assert torch.equal(_passed(blocks, rows), styled)
     assert not torch.equal(styled, plain)
     assert len(streamed._packs[2]) == 2
-    streamed.release()
+    streamed.unload()
     blocks[2].first = own
     assert torch.equal(_passed(blocks, rows), plain)
     assert len(streamed._packs[2]) == 1
@@ -96,7 +96,7 @@ def test_a_copy_without_memory_leaves_every_block_whole(monkeypatch: pytest.Monk
         with pytest.raises(torch.OutOfMemoryError):
             _passed(blocks, rows)
     assert torch.equal(_passed(blocks, rows), expected)
-    streamed.release()
+    streamed.unload()
     assert not streamed._here
 
 
@@ -128,5 +128,5 @@ def _count_forwards(gpu: Any) -> None:
     assert not gpu.waits
     assert not gpu.reads
     assert not gpu.strays
-    streamed.release()
+    streamed.unload()
     assert gpu.live == rows.nbytes

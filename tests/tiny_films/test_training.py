@@ -26,6 +26,7 @@ from tiny_films.train_vae import (
 )
 from tiny_films.world import TRAINABLE, Scene
 
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models.diffusers_video.encoders import HunyuanPrompts
 from hyimg_cli.models.diffusers_video.hunyuan_video15 import (
     Forward,
@@ -38,7 +39,7 @@ from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent import PromptEmbedding
 
 PROMPTS = ("a red circle moves left", 'the blue square that says "hi" slides up', "", "blurred")
-PLACE = LoadTarget(torch.device("cpu"), torch.float32)
+PLACE = LoadTarget(Offload(torch.device("cpu")), torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ class BlockEncoder(CheckpointEncoder):
                 raise JobError(what, where=where, hint="shorten it", code="job.too-long")
         return PromptEmbedding(self.key(condition), made, (*notes, *self.cuts))
 
-    def _let_go(self) -> bool:
+    def _drop_networks(self) -> bool:
         own = [name for name in self.layout.components if name.startswith("text_encoder")]
         return True in [self._model.release(name) for name in own]
 
@@ -301,7 +301,7 @@ class LatentImageModel(LatentModel):
     def round_trip(self, pixels: Pixels, digest: str) -> Pixels:
         """Encode and decode a picture with the VAE, to compare an edit with it."""
         vae = self.have("vae")
-        self.place.bring(vae)
+        self.place.offload.onload(vae)
         # Some VAEs read an alpha channel, and some are VAEs of videos.
         planes = vae.config.get("in_channels", 3)
         levels_CHW = to_tensor(pixels).to(self.device, vae.dtype) * 2 - 1
@@ -335,7 +335,7 @@ class LatentImageModel(LatentModel):
         for block in blocks:
             parts = [self.have(one.name) for one in block.expected_components]
             if networks := [part for part in parts if isinstance(part, nn.Module)]:
-                self.place.bring(*networks)
+                self.place.offload.onload(*networks)
             _, state = block(self.pipe, state)
         return state
 
@@ -365,7 +365,7 @@ class LatentImageModel(LatentModel):
         """Free a network, if it is loaded; its next use loads it again."""
         if getattr(self.pipe, name, None) is None:
             return False
-        self.place.release()
+        self.place.offload.unload()
         setattr(self.pipe, name, None)
         return True
 
@@ -376,7 +376,7 @@ class LatentImageModel(LatentModel):
     @cached_property
     def adapters(self) -> Adapters:
         """The LoRAs of the current job."""
-        return Adapters([self.have("transformer")], self.layout, self.place.release)
+        return Adapters([self.have("transformer")], self.layout, self.place.offload.unload)
 
     def have(self, name: str) -> Any:
         """Return a part of the pipeline, and load it at its first use."""

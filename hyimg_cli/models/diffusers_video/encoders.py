@@ -57,7 +57,7 @@ class CheckpointEncoder(ConditionEncoder[Any]):
         if name not in self._networks:
             self._networks[name] = load_weights(self.layout.components[name], self.place)
         self.encoder_runs[name] += 1
-        self.place.bring(self._networks[name])
+        self.place.offload.onload(self._networks[name])
         return self._networks[name]
 
     def tokenizer(self, name: str) -> Any:
@@ -73,16 +73,16 @@ class CheckpointEncoder(ConditionEncoder[Any]):
 
     def release(self) -> None:
         """Free the networks' memory; tokenizers stay."""
-        if not self._let_go():
+        if not self._drop_networks():
             return  # a collection takes a third of a second
         gc.collect()
         if self.place.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _let_go(self) -> bool:
+    def _drop_networks(self) -> bool:
         """Release all networks; return False if none was held."""
         if self._networks:
-            self.place.release()
+            self.place.offload.unload()
             self._networks.clear()
             return True
         return False

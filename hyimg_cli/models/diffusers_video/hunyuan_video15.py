@@ -139,7 +139,7 @@ class HunyuanVideo15(DiffusersVideo):
     def new_branch(self, inputs: BranchInputs) -> Branch:
         (network,) = self.networks
         # Everything that depends on the job alone is computed now.
-        self.place.bring(network)
+        self.place.offload.onload(network)
         like_1CFYX = torch.empty(
             self.latents_shape(inputs.job), dtype=network.dtype, device=self.device
         )
@@ -158,7 +158,7 @@ class HunyuanVideo15(DiffusersVideo):
             following = torch.cat([timesteps[1:], timesteps.new_zeros(1)])
 
         def velocity(step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
-            self.place.bring(network)
+            self.place.offload.onload(network)
             timestep_B = timestep_B.to(latents_BCFYX.dtype)
             behind = None if following is None else following[step].expand(1).to(timestep_B)
             return forward(torch.cat([latents_BCFYX, condition], dim=1), timestep_B, behind)

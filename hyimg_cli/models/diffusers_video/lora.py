@@ -76,20 +76,20 @@ class Adapters:
         self,
         networks: Sequence[Any],
         layout: CheckpointLayout,
-        bring_home: Callable[[], object] = int,
+        unload: Callable[[], object] = int,
     ) -> None:
         """Start without LoRAs. `networks`: the transformer, or the high-noise and low-noise ones.
 
-        `bring_home` moves their weights to main memory before layers change.
+        `unload` moves their weights to main memory before layers change.
         """
-        self._networks, self._layout, self._bring_home = networks, layout, bring_home
+        self._networks, self._layout, self._unload = networks, layout, unload
         self._now: tuple[Lora, ...] = ()
 
     def use(self, loras: tuple[Lora, ...]) -> None:
         """Apply these LoRAs and no others. Raises CheckpointError if one does not fit."""
         if loras == self._now:
             return
-        self._bring_home()
+        self._unload()
         self.clear()
         require("peft", extra="lora")
         try:

@@ -143,7 +143,7 @@ class DiffusersVideo(SpreadModel):
     @cached_property
     def adapters(self) -> Adapters:
         """The LoRAs of the current job."""
-        return Adapters(self.networks, self.layout, self.place.release)
+        return Adapters(self.networks, self.layout, self.place.offload.unload)
 
     @cached_property
     def context(self) -> SplitTokens:
@@ -167,7 +167,6 @@ class DiffusersVideo(SpreadModel):
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:
-        self.bring_back_transformer()
         if inputs.job.lora or "adapters" in self.__dict__:
             self.adapters.use(inputs.job.lora)
         return self.new_branch(inputs)

@@ -61,8 +61,6 @@ def load_network(
             hint="remove attention_backend from the recipe, and unset DIFFUSERS_ATTN_BACKEND",
             code="machine.attention",
         ) from None
-    if place.offload is not None:
-        place.offload.keep(network)
     if choice.compile_blocks:
         compile_blocks(network)
     return network

@@ -109,7 +109,7 @@ class StartEncoder(CheckpointEncoder):
         grey_frames = max(0, view.num_frames - len(pictures))
         grey = first.new_zeros(*first.shape[:2], grey_frames, *first.shape[3:])
         vae = self._vae()
-        self.place.bring(vae.module)
+        self.place.offload.onload(vae.module)
         self.encoder_runs["vae"] += 1
         return vae.encoded(torch.cat([first, grey, *last], dim=2), is_tiled=self.is_tiled)[
             0

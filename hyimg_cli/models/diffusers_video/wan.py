@@ -66,7 +66,7 @@ class Wan(DiffusersVideo):
 
         def velocity(step: int, latents_BCFYX: Tensor, timestep_B: Tensor) -> Tensor:
             network = self.networks[at_step[step]]
-            self.place.bring(network)
+            self.place.offload.onload(network)
             if by_patch:
                 # The 5B model of 2.2 needs a timestep for every patch, of 2 x 2 cells.
                 frames, height, width = latents_BCFYX.shape[2:]

@@ -19,18 +19,19 @@ import torch
 from diffusers.utils import logging as diffusers_logging
 from pydantic import ConfigDict, Field, FiniteFloat, PositiveFloat, TypeAdapter, ValidationError
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
 from hyimg_cli.errors import HyimgError, MachineError, required
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special, without_few_eights
 from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
-from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.tokenizers import refuse_unreadable
 from hyimg_cli.parallel.devices import device_of
-from hyimg_cli.settings.run import ModelChoice
+from hyimg_cli.settings.run import ModelChoice, Offloading
 
 # Modules that may be built without counting tensors.
 _FEW = 500
@@ -65,10 +66,14 @@ _OF_PATCHES: dict[str, Any] = _OF_PICTURES | {
 class LoadTarget:
     """Where networks work, in which precision, and which of them are on the device at a time."""
 
-    device: torch.device
+    # Keeps the networks that leave the device; with "none" those that leave it later.
+    offload: Offload
     dtype: torch.dtype
-    # None: every network stays on the device once it is read.
-    offload: Offload | None = None
+    cpu_offload: Offloading = "none"
+
+    @property
+    def device(self) -> torch.device:
+        return self.offload.device
 
     @property
     def dtype_name(self) -> str:
@@ -78,15 +83,12 @@ class LoadTarget:
         """Return the same place for a network that is always float32."""
         return replace(self, dtype=torch.float32)
 
-    def bring(self, *networks: nn.Module) -> None:
-        """Bring networks to the device; called before each of their forwards."""
-        if self.offload is not None:
-            self.offload.bring(*networks)
-
-    def release(self) -> None:
-        """Free what on the device can be brought again."""
-        if self.offload is not None:
-            self.offload.release()
+    def put(self, network: nn.Module) -> None:
+        """Put a network that has been read on the device, or keep it in main memory."""
+        if self.cpu_offload == "none":
+            network.to(self.device)
+        else:
+            self.offload.keep(network, blocks_of(network) if self.cpu_offload == "group" else ())
 
 
 def load_target(choice: ModelChoice) -> LoadTarget:
@@ -98,9 +100,21 @@ def load_target(choice: ModelChoice) -> LoadTarget:
             code="machine.device",
         )
     device = torch.device(device_of(choice))
-    in_groups = choice.cpu_offload == "group"
-    offload = None if choice.cpu_offload == "none" else Offload(device, in_groups=in_groups)
-    return LoadTarget(device, getattr(torch, choice.dtype_on(device.type)), offload)
+    dtype: torch.dtype = getattr(torch, choice.dtype_on(device.type))
+    return LoadTarget(Offload(device), dtype, choice.cpu_offload)
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a transformer or text encoder; empty for other networks.
+
+    Of blocks inside a block only the outer one.
+    """
+    of_texts = "_no_split_modules" if isinstance(network, PreTrainedModel) else ""
+    kinds = getattr(network, of_texts or "_repeated_blocks", None) or ()
+    lists = (one for one in network.modules() if isinstance(one, nn.ModuleList))
+    found = [block for one in lists for block in one if type(block).__name__ in kinds]
+    inner = {id(part) for block in found for part in block.modules() if part is not block}
+    return [block for block in found if id(block) not in inner]
 
 
 def check_weights(component: Component) -> int:
@@ -184,7 +198,7 @@ def load_weights(
     so. Raises CheckpointError, or torch.OutOfMemoryError.
     """
     # Networks that take turns make room on the device for this one.
-    place.release()
+    place.offload.unload()
     refuse_special(component.folder)
     cls: Any = component_class(component)
     module, report = cls.from_pretrained(
@@ -206,10 +220,7 @@ def load_weights(
         raise fault("not-finite", what, component.folder, hint)
     if prepare is not None:
         prepare(module)
-    if place.offload is None:
-        module = module.to(place.device)
-    elif component.library == "transformers":
-        place.offload.keep(module)
+    place.put(module)
     module.requires_grad_(False)
     module.eval()
     return module

@@ -16,9 +16,10 @@ from hyimg_cli.diffusion.guidance import CFG
 from hyimg_cli.diffusion.schedule import Schedule
 from hyimg_cli.kernels.attention import warn_of_slow_kernel
 from hyimg_cli.kernels.choice import has_triton
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.kernels.ops import penalize
 from hyimg_cli.kernels.rows import invariant_multiple
-from hyimg_cli.kernels.transfer import Waiting, sent, to_device
+from hyimg_cli.kernels.transfer import sent, to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.media.images import cut_off, fit_cover, stretch
 from hyimg_cli.models.common.model import DecoderModel, buffer_of, rows_of, shapes_of
@@ -139,8 +140,9 @@ class HunyuanImage3(DecoderModel):
         self.network, self.prompter, self.card = network, prompter, card or prompter.card
         self.graphs: DecodeGraphs | None = graphs
         self._tiled, self._decodes_in_half, self._vae_waits = tiled, decodes_in_half, vae_waits
+        # Turns of their own: a half may encode pictures while the other one decodes.
         self._encoding, self._decoding = (
-            Waiting(half, network.device).at_work if vae_waits else nullcontext
+            partial(Offload(network.device).turn, half) if vae_waits else nullcontext
             for half in (network.vae.encoder, network.vae.decoder)
         )
 

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from hyimg_cli.errors import MachineError
 from hyimg_cli.kernels.choice import require_bitsandbytes
 from hyimg_cli.kernels.formats import Fp8Rows, Nf4Blocks
-from hyimg_cli.kernels.offload import OffloadedExperts
+from hyimg_cli.kernels.offloaded_experts import OffloadedExperts
 from hyimg_cli.loading.checkpoint import check_tensors, weight_files
 from hyimg_cli.loading.kept import KeptWeights
 from hyimg_cli.loading.packed import stored_index

@@ -80,9 +80,8 @@ class LingBotWorld(ClipsModel):
         """Return the denoiser of clips of one size, length and schedule. Raises JobError."""
         first = clips[0][0]
         check_shape(first, self.card, self.shape.rope_max_seq_len)
-        self.bring_back_transformer()
         network = self.networks[0]
-        self.place.bring(network)
+        self.place.offload.onload(network)
         # Only prewarming asks for fewer.
         used = levels(first.flow_shift)[: first.num_inference_steps]
         inputs = [self._inputs(*clip, levels=len(used)) for clip in clips]

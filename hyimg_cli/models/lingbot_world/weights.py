@@ -58,14 +58,15 @@ def check_network(part: Component, shape: NetworkShape) -> int:
 def load_network(part: Component, shape: NetworkShape, place: LoadTarget) -> LingBotNetwork:
     """Return the network, ready for inference, in `place`. Raises CheckpointError."""
     network, names = _match_files(part, shape)
-    place.release()
+    place.offload.unload()
 
     def dtype_of(name: str) -> torch.dtype:
         is_wide = any(part in IN_FLOAT32 for part in name.split("."))
         return torch.float32 if is_wide else place.dtype
 
-    device = torch.device("cpu") if place.offload is not None else place.device
+    device = place.device if place.cpu_offload == "none" else torch.device("cpu")
     fill(network, part.folder, part.stem, names, dtype_of=dtype_of, device=device)
+    place.put(network)
     return network
 
 

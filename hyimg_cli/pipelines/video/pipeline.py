@@ -164,7 +164,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
 
         def drop() -> None:
             self.drop()
-            model.release_transformer()
+            model.unload_transformer()
             if self._ranks is not None:
                 self._ranks.release_branches()
 

@@ -15,6 +15,7 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import (
     format_text_input,
 )
 
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models.diffusers_video.encoders import (
     SKIPPED_LAYERS,
     TEMPLATE_TOKENS,
@@ -28,7 +29,7 @@ from hyimg_cli.models.latent import PromptEmbedding
 from tiny_films.captions import partial_prompt, random_prompt, unknown_prompt
 from tiny_films.world import TRAINABLE, Scene
 
-PLACE = LoadTarget(torch.device("cpu"), torch.float32)
+PLACE = LoadTarget(Offload(torch.device("cpu")), torch.float32)
 _EMPTY_SHARE = 0.07
 _UNKNOWN_SHARE = 0.03
 

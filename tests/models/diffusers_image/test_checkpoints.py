@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from hyimg_cli.cache.disk import CHECKED_CHECKPOINTS, DiskStore
 from hyimg_cli.errors import CheckpointError
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image.record import read_layout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, empty_module, load_weights
@@ -329,7 +330,7 @@ def test_a_vae_that_is_not_finite_is_refused(tmp_path: Path, checkpoint: Checkpo
         tensors["decoder.conv_in.weight"].view(-1)[0] = float("nan")
 
     in_weights(f"vae/{WEIGHTS}", spoil)(folder)
-    place = LoadTarget(torch.device("cpu"), torch.float32)
+    place = LoadTarget(Offload(torch.device("cpu")), torch.float32)
     with pytest.raises(CheckpointError, match="not finite"):
         load_weights(read_layout(folder).components["vae"], place)
 

@@ -13,12 +13,12 @@ from PIL import Image
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.eta import Eta, Rates
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import OF_PICTURES, OF_TEXTS, read_layout
 from hyimg_cli.models.diffusers_image.table import KINDS
-from hyimg_cli.models.diffusers_video.offload import Offload, _blocks
-from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
+from hyimg_cli.models.diffusers_video.weights import LoadTarget, blocks_of, load_weights
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.events import (
@@ -206,11 +206,9 @@ def test_blocks_of_the_text_encoder_come_one_by_one(checkpoint: Checkpoint, kind
     """And its card counts them so: all but two wait."""
     layout = read_layout(checkpoint(kind))
     part = layout.components["text_encoder_2" if kind == "kontext" else "text_encoder"]
-    target = LoadTarget(
-        torch.device("cpu"), torch.float32, Offload(torch.device("cpu"), in_groups=True)
-    )
+    target = LoadTarget(Offload(torch.device("cpu")), torch.float32, "group")
     module = load_weights(part, target)
-    blocks = _blocks(module)
+    blocks = blocks_of(module)
     assert blocks
     assert all(block._forward_pre_hooks for block in blocks), "each is brought before its work"
     numbers = [sum(one.numel() for one in block.parameters()) for block in blocks]

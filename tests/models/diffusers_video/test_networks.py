@@ -46,21 +46,20 @@ def test_blocks_in_groups_are_the_same_bits(
     its network comes with that alone. So do the blocks of text encoders.
     """
     brought = list[StreamedBlocks]()
-    bring = StreamedBlocks._bring
+    bring = StreamedBlocks._onload
     monkeypatch.setattr(
-        StreamedBlocks, "_bring", lambda self, n: brought.append(self) or bring(self, n)
+        StreamedBlocks, "_onload", lambda self, n: brought.append(self) or bring(self, n)
     )
     model = loaded(folders[name], cpu_offload="group")
     assert torch.equal(draw(model, job), draw(models[name], job))
     offload = model.place.offload
-    assert offload is not None
-    streamed = [offload._streamed[network] for network in model.networks]
+    streamed = [blocks for network in model.networks if (blocks := offload._kept[network])]
     blocks = [
         block
         for network in model.networks
         for block in getattr(network, "transformer_blocks", None) or network.blocks
     ]
-    assert [block for one in streamed for block in one._blocks] == blocks
+    assert [block for one in streamed for block in one.blocks] == blocks
     assert set(brought) > set(streamed), "text encoders, too"
     forwards = 2 * len(model.texts(job)) // len(model.networks)
     count = len([one for one in brought if one in streamed])
@@ -68,7 +67,7 @@ def test_blocks_in_groups_are_the_same_bits(
     of_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
     assert offload._at_home
     assert of_blocks.isdisjoint(id(tensor) for tensor, _ in offload._at_home)
-    model.release_transformer()
+    model.unload_transformer()
     assert not offload._at_home
 
 

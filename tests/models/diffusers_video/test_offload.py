@@ -3,19 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import diagonal
+from fake_gpu.device import fake_gpu
 from torch import Tensor, nn
 
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import weights
 from hyimg_cli.models.diffusers_video.layout import Component, read_layout
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
-from hyimg_cli.models.diffusers_video.offload import Offload
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, load_weights
+from hyimg_cli.models.latent_video import LatentVideoModel
 from hyimg_cli.settings.run import ModelChoice, Offloading
 from hyimg_cli.spec.job import VideoJob
 
@@ -35,7 +38,7 @@ class Watched:
 
         def watched(component: Component, place: LoadTarget, **options: Any) -> Any:
             module = original(component, place, **options)
-            if place.offload is None:
+            if place.cpu_offload == "none":
                 return module
             tensors = (*module.parameters(), *module.buffers())
             self.homes[component.name] = module, [t.data_ptr() for t in tensors]
@@ -113,6 +116,7 @@ def test_a_network_that_does_not_fit_is_left_whole(
     network = load_weights(read_layout(folders["wan"]).components["transformer"], _place())
     before = {name: t.data_ptr() for name, t in network.state_dict().items()}
     offload, copies = Offload(CPU), iter(range(5))
+    offload.keep(network)
     original = Tensor.to
 
     def short(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
@@ -123,11 +127,29 @@ def test_a_network_that_does_not_fit_is_left_whole(
     with monkeypatch.context() as patch:
         patch.setattr(Tensor, "to", short)
         with pytest.raises(torch.OutOfMemoryError):
-            offload.bring(network)
+            offload.onload(network)
     assert {name: t.data_ptr() for name, t in network.state_dict().items()} == before
-    offload.bring(network)
+    offload.onload(network)
     assert all(t.data_ptr() != before[name] for name, t in network.state_dict().items())
 
 
+def test_a_transformer_that_leaves_the_gpu_comes_back_for_its_next_forward() -> None:
+    """As where a decode runs out of memory without any offload; it then goes without a copy."""
+    pytest.importorskip("triton")
+    with fake_gpu() as gpu:
+        place = LoadTarget(Offload(torch.device("cuda:0")), torch.float32)
+        network, beside = (nn.Linear(8, 8, device=place.device) for _ in range(2))
+        model: Any = SimpleNamespace(device=place.device, place=place, networks=[network])
+        both, one = gpu.live, gpu.live // 2
+        for fetched in (one, one):
+            place.offload.onload(network)
+            assert (gpu.live, gpu.sent) == (both, gpu.fetched)
+            LatentVideoModel.unload_transformer(model)
+            assert (gpu.live, gpu.fetched) == (one, fetched)
+            assert (network.weight.device.type, beside.weight.device.type) == ("cpu", "cuda")
+            place.offload.onload(beside)
+            assert network.weight.device.type == "cpu", "the other one was never kept"
+
+
 def _place() -> LoadTarget:
-    return LoadTarget(CPU, torch.float32, Offload(CPU))
+    return LoadTarget(Offload(CPU), torch.float32, "model")

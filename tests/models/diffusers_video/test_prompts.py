@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video import encoders, layout
 from hyimg_cli.models.diffusers_video.encoders import HunyuanPrompts, WanPrompts
@@ -27,8 +28,8 @@ QUOTED = 'a sign that says "HELLO" and "BYE"'
 def encoder(folder: Path, dtype: torch.dtype = torch.float32) -> HunyuanPrompts | WanPrompts:
     layout = read_layout(folder)
     if "text_encoder_2" in layout.components:
-        return HunyuanPrompts(layout, LoadTarget(CPU, dtype), HUNYUAN_MAX_TOKENS)
-    return WanPrompts(layout, LoadTarget(CPU, dtype), WAN_MAX_TOKENS)
+        return HunyuanPrompts(layout, LoadTarget(Offload(CPU), dtype), HUNYUAN_MAX_TOKENS)
+    return WanPrompts(layout, LoadTarget(Offload(CPU), dtype), WAN_MAX_TOKENS)
 
 
 @pytest.mark.parametrize("text", [QUOTED, "a red ball", "", "ein Bär “läuft”", "'single'"])

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_video import TINY_VIDEO, write_wan
 
 from hyimg_cli.errors import CheckpointError, MachineError
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.layout import read_layout
 from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights, load_weights
@@ -25,7 +26,7 @@ FILES = {
     "text_encoder": "model.safetensors",
     "text_encoder_2": "model.safetensors",
 }
-PLACE = LoadTarget(torch.device("cpu"), torch.float32)
+PLACE = LoadTarget(Offload(torch.device("cpu")), torch.float32)
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_every_dtype_as_stored_becomes_the_one_asked_for() -> None:
 
 
 def test_wan_keeps_its_norms_in_float32(wan_folder: Path) -> None:
-    place = LoadTarget(torch.device("cpu"), torch.bfloat16)
+    place = LoadTarget(Offload(torch.device("cpu")), torch.bfloat16)
     network = load_weights(read_layout(wan_folder).components["transformer"], place)
     assert network.dtype == torch.bfloat16
     assert network.scale_shift_table.dtype == torch.float32

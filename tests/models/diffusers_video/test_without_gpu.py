@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.model import DiffusersVideo
@@ -104,7 +105,7 @@ def on_fake_gpu(
     prepared_schedule(model, job, monkeypatch)
     watch = OnTheHost()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model.place = LoadTarget(GPU, torch.float32)
+        model.place = LoadTarget(Offload(GPU), torch.float32)
         model.networks = [
             fake_network(model, model.layout.components[name])
             for name in ("transformer", "transformer_2")

@@ -255,7 +255,7 @@ def test_a_short_memory_takes_the_transformer_away_and_cuts_the_decode(
     hold.
     """
     before = run(denoiser_of(golden, [clip_of(5)]))
-    golden.release_transformer()
+    golden.unload_transformer()
     assert torch.equal(run(denoiser_of(golden, [clip_of(5)])), before)
     assert list(golden.smaller_tilings(torch.zeros(1, 16, 3, 4, 6))) == []
     ((word, tiling), (smaller, _)) = golden.smaller_tilings(torch.zeros(1, 16, 3, 40, 60))

@@ -12,7 +12,7 @@ from hyimg_cli.kernels import offload
 from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.experts import RoutedTokens
 from hyimg_cli.kernels.formats import Stack, Stacks, empty_stack
-from hyimg_cli.kernels.offload import ExpertCache, OffloadedExperts
+from hyimg_cli.kernels.offloaded_experts import ExpertCache, OffloadedExperts
 from hyimg_cli.kernels.transfer import unlock
 
 CPU = torch.device("cpu")
