@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyimg_cli.kernels import offload
+from hyimg_cli.kernels import offloaded_experts
 from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.experts import RoutedTokens
 from hyimg_cli.kernels.formats import Stack, Stacks, empty_stack
@@ -168,7 +168,7 @@ def test_a_room_that_held_another_layers_chosen_experts_is_filled_anew() -> None
 def test_a_whole_layer_is_fetched_once_ahead_and_residents_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offload, "MOST_ROUTED_ROWS", 0)
+    monkeypatch.setattr(offloaded_experts, "MOST_ROUTED_ROWS", 0)
     layers = _layers("dense")
     outside = OffloadedExperts(layers, CPU, 10 * OffloadedExperts(layers, CPU, 0).expert_bytes)
     counts = list(_fetched(outside, [_rows(4, seed) for seed in range(3)], 3))
@@ -190,7 +190,7 @@ def test_what_a_kernel_is_given_are_the_chosen_experts_and_no_other(
 
     layers = _layers("fp8")
     outside = OffloadedExperts(layers, CPU, 0)
-    monkeypatch.setattr(offload, "experts_of", seen)
+    monkeypatch.setattr(offloaded_experts, "experts_of", seen)
     list(_fetched(outside, [_rows(1, seed) for seed in range(3)], 3))
     assert given == [CHOSEN], "made once"
 
