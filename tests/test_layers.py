@@ -124,6 +124,7 @@ WITHOUT_TORCH = (
     "engine.replicas.run",
     "engine.replicas.worker",
     "parallel.launch",
+    "pipelines.failures",
     "parallel.watch",
 )
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -14,6 +14,7 @@ from hyimg_cli.cli.render import Style
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.journal.journal import PAGE
 from hyimg_cli.journal.picks import DRAFTS, kind_of
+from hyimg_cli.pipelines.failures import exit_code
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted
 
@@ -76,7 +77,7 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
     page = request.config.output.folder / DRAFTS / PAGE
     if page.is_file():
         render.note_unless(style.is_quiet)(f"to choose among the drafts yourself: {page}")
-    return 1 if any(one.failed or one.invalid for one in flow.summaries) else code
+    return exit_code(*(one.failed + one.invalid for one in flow.summaries)) or code
 
 
 def refresh_pages(place: Path) -> None:

@@ -16,6 +16,7 @@ from hyimg_cli.cli.views import View, view_of
 from hyimg_cli.engine.run import ManifestEvent, ManifestRun, RunEnded, RunPlanned
 from hyimg_cli.errors import Interrupted, StorageError
 from hyimg_cli.journal.journal import outcome_to_json
+from hyimg_cli.pipelines.failures import exit_code
 from hyimg_cli.spec.events import JobEnded, JobStarted, Remark
 
 
@@ -120,4 +121,4 @@ def show_run(
             counts = run.write_texts(texts, report.show)
         else:
             counts = run.run(report.show, age_s=time.process_time())
-    return 1 if counts.failed or counts.invalid or counts.gated else 0
+    return exit_code(counts.failed, counts.invalid, counts.gated)

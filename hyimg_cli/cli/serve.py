@@ -99,6 +99,7 @@ def serve(
     # loading ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from hyimg_cli.engine.service import Service
+    from hyimg_cli.pipelines.failures import policy_of_server
     from hyimg_cli.serve.app import HttpServer, Server
     from hyimg_cli.serve.connections import raise_file_limit
 
@@ -108,9 +109,7 @@ def serve(
                 render.json_line(line)
 
     config = o.run_config(settings, state)
-    # Failed requests must not end the server.
-    patient = replace(config.failure, fail_fast=False, max_consecutive_errors=0)
-    config = replace(config, failure=patient)
+    config = replace(config, failure=policy_of_server(config.failure))
     raise_file_limit()
     with _listen(host, port) as listener:
         limits = {name: ctx.params[name] for name in ("host", "max_waiting", "max_steps", "grace")}

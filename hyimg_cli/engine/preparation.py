@@ -17,7 +17,6 @@ from functools import partial
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.engine import runner
-from hyimg_cli.engine.failures import FailureLimit, failed_job
 from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.engine.sources import SourcesSeen, probe_sources, refuse_hopeless, turned_sizes
 from hyimg_cli.errors import HyimgError, ManifestError
@@ -29,6 +28,7 @@ from hyimg_cli.memory.available import configured_memory
 from hyimg_cli.memory.fit import Fit, check_fit
 from hyimg_cli.memory.refusals import refuse_full_disk
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.failures import FailureLimit, failed_job
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import JobEnded, Outcome, Remark
 from hyimg_cli.spec.gc_paused import gc_paused

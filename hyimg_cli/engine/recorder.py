@@ -1,4 +1,4 @@
-"""Record a group's jobs: files, then lines, then `JobEnded`; retry failures.
+"""Record a group's jobs: files, then lines, then `JobEnded`.
 
 A file is written before its line, and the line before `JobEnded` is sent. A killed run therefore
 never has a line without its file.
@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from hyimg_cli.engine.failures import FailureLimit, failed_job
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_digest, finishing_key, key_of, model_print
 from hyimg_cli.manifest.envelope import warnings_of
+from hyimg_cli.pipelines.failures import FailureLimit, failed_job, with_retries
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Lost, Request
@@ -58,27 +58,9 @@ class Recorder:
         self._attempts = folder.attempts.copy() if folder else Counter[str]()
 
     def run(self, jobs: Sequence[Job], work: Work, started: float) -> Iterator[Event]:
-        """Yield the events of jobs that run through `work`.
-
-        Failures that may be temporary are retried after the other jobs.
-        """
-        by_id = {job.custom_id: job for job in jobs}
-        again: dict[str, JobEnded] = {}
-        for retries_left in range(self._config.failure.max_retries, -1, -1):
-            for event in self._record(jobs, work, started):
-                is_final = True
-                if isinstance(event, JobEnded):
-                    again.pop(event.outcome.custom_id, None)
-                    error = event.outcome.error
-                    if error is not None and error.retryable and retries_left > 0:
-                        is_final, again[event.outcome.custom_id] = False, event
-                self._limit.add(event, is_final=is_final)
-                if is_final:
-                    yield event
-            if self._limit.is_over or not again:
-                break
-            jobs = [by_id[name] for name in again]
-        yield from again.values()  # failures whose retries the end of the run cut off
+        """Yield the events of jobs that run through `work`, and of their retries."""
+        record = partial(self._record, work=work, started=started)
+        yield from with_retries(jobs, record, self._limit)
 
     def _record(self, jobs: Sequence[Job], work: Work, started: float) -> Iterator[Event]:
         """Yield progress at once, and jobs once they are written.

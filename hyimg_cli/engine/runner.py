@@ -8,7 +8,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.engine.failures import failed_line
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.manifest import planner
@@ -19,6 +18,7 @@ from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.failures import failed_line
 from hyimg_cli.settings.config import Setting, build_run_config, settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard

@@ -25,10 +25,9 @@ from typing import Any
 from PIL import Image
 
 from hyimg_cli.cache.disk import DiskStore
-from hyimg_cli.engine.failures import FailureLimit, machine_fault
 from hyimg_cli.engine.recorder import AnyPipeline, Recorder
 from hyimg_cli.engine.runner import accept
-from hyimg_cli.errors import HyimgError, Interrupted, JobError, MachineError, UsageError
+from hyimg_cli.errors import HyimgError, Interrupted, JobError, UsageError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory.available import available_memory, limit_gpu_memory
@@ -36,6 +35,7 @@ from hyimg_cli.memory.fit import check_fit, fits, need
 from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
+from hyimg_cli.pipelines.failures import FailureLimit, engine_fault, machine_fault
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
 from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue, Told
@@ -190,15 +190,7 @@ class Service:
                 self._begun.set()
                 deque(self.pipeline.work(self.queue), maxlen=0)
         except BaseException as error:
-            fault = error if isinstance(error, HyimgError) else machine_fault(error)
-            if fault is None:
-                logger.error("the engine stopped because of a bug in hyimg", exc_info=error)
-                what = f"the engine failed: {type(error).__name__}: {error}"
-                hint = (
-                    "this is a bug: please report it; batches resume when the server starts again"
-                )
-                fault = MachineError(what, hint=hint, code="machine.engine")
-            self._end_by(fault)
+            self._end_by(engine_fault(error))
         finally:
             self.is_ready = False
             self.queue.close()

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Self
 
 from hyimg_cli.cache.disk import DiskStore
-from hyimg_cli.engine.failures import FailureLimit
 from hyimg_cli.engine.recorder import AnyPipeline, Recorder
 from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import JobFolder
@@ -15,6 +14,7 @@ from hyimg_cli.memory.available import available_memory, limit_gpu_memory
 from hyimg_cli.memory.fit import fits, need_of_second
 from hyimg_cli.memory.refusals import refuse_conflicts
 from hyimg_cli.models import registry
+from hyimg_cli.pipelines.failures import FailureLimit
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
 from hyimg_cli.pipelines.queue import Ticket, TicketQueue

@@ -1,19 +1,12 @@
-"""Out of memory: the remedies, their order, and what the job's line records.
+"""Out of memory: how the remedies that `failures` chooses are applied, and what a line records.
 
-    SPLIT     run a batch in halves, or only the jobs that fitted into memory
-    RETRY     try again after dropping what is kept for other jobs, and the allocator's cache
-    REQUEUE   try again when other jobs have freed their memory
-    FAIL      the job fails; its line names the setting that needs less
-
-No remedy changes a pixel. Tiling does, so pictures are decoded in tiles only if the user asks for
-it. A video may have taken hours before its decode; rather than lose it, its decode uses smaller
-tiles, and its line says so. Any other fault of a batch is also located by halving, until it belongs
-to a single job.
+Tiling changes pixels, so pictures are decoded in tiles only if the user asks for it. A video may
+have taken hours before its decode; rather than lose it, its decode uses smaller tiles, and its line
+says so. Any other fault of a batch is also located by halving, until it belongs to a single job.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
@@ -21,6 +14,7 @@ from weakref import WeakSet
 import torch
 
 from hyimg_cli.memory.footprint import Together
+from hyimg_cli.pipelines.failures import Remedy, choose_remedy, is_out_of_memory
 from hyimg_cli.pipelines.request import Request
 
 logger = logging.getLogger(__name__)
@@ -35,15 +29,6 @@ _WAITS = {
     "branches": "started again: not enough memory for its context and another job's branches",
     "decode": "not enough memory to decode together with other jobs; decoded after them",
 }
-
-
-class Remedy(Enum):
-    """The next attempt at requests whose stage has failed."""
-
-    SPLIT = auto()
-    RETRY = auto()
-    REQUEUE = auto()
-    FAIL = auto()
 
 
 class Attempt:
@@ -118,29 +103,31 @@ class MemoryPolicy:
         company: Requests = (),
         can_wait: bool = False,
     ) -> Remedy:
-        """Decide the next attempt at `requests` that have failed together, and free memory for it.
+        """Return the next attempt at `requests` that have failed together, and free memory for it.
 
         `kind`: the stage in which fewer work together from now on, if memory was short. `company`:
         the requests that use the memory; `can_wait`: other requests will free some.
         """
-        is_short, count = isinstance(error, torch.OutOfMemoryError), len(requests)
-        if is_short and company:
-            remedy = Remedy.SPLIT
+        is_short, count = is_out_of_memory(error), len(requests)
+        remedy = choose_remedy(
+            count,
+            is_short=is_short,
+            has_company=len(company) > 0,
+            has_dropped=requests[0] in self._dropped_for,
+            can_wait=can_wait,
+        )
+        if remedy is Remedy.SPLIT and is_short and company:
             self.note(company, f"not enough memory to draw more than {len(company)} together")
             self.limit("drawing", len(company))
-        elif count > 1:
-            remedy = Remedy.SPLIT
+        elif remedy is Remedy.SPLIT:
             what = "out of memory" if is_short else repr(error)
             self.note(requests, f"a batch of {count} failed ({what}); continued in halves")
             if is_short and kind is not None:
                 self.limit(kind, count // 2)
-        elif is_short and requests[0] not in self._dropped_for:
-            remedy = Remedy.RETRY
+        elif remedy is Remedy.RETRY:
             self.note(requests, f"out of memory; continued after dropping {self._kept}")
             self._dropped_for.add(requests[0])
             self._drop()
-        else:
-            remedy = Remedy.REQUEUE if is_short and can_wait else Remedy.FAIL
         if is_short or remedy is not Remedy.FAIL:
             # Its frames keep activations alive. Other errors of lost jobs keep theirs, to show the
             # fault.

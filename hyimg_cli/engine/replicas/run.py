@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.engine.failures import FailureLimit
 from hyimg_cli.engine.replicas.joining import SharedWork
 from hyimg_cli.engine.replicas.local import LocalProcesses
 from hyimg_cli.engine.replicas.messages import (
@@ -35,7 +34,7 @@ from hyimg_cli.engine.replicas.messages import (
 from hyimg_cli.engine.replicas.pieces import cut
 from hyimg_cli.engine.replicas.worker import folder_fact, replica_facts
 from hyimg_cli.engine.runner import replicas_of
-from hyimg_cli.errors import CheckpointError, HyimgError, Interrupted, MachineError, StorageError
+from hyimg_cli.errors import HyimgError, Interrupted, MachineError, StorageError
 from hyimg_cli.files import remove
 from hyimg_cli.journal.bucket import BucketFolder
 from hyimg_cli.journal.journal import JobFolder, RunFolder
@@ -44,14 +43,13 @@ from hyimg_cli.journal.pieces import begun_jobs, note_death, outcome_of
 from hyimg_cli.journal.provenance import versions
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.parallel.watch import LIMITS, AwakeClock, Beat, Limits, StepWatch
+from hyimg_cli.pipelines.failures import MOST_DEATHS_OF_REPLICA, FailureLimit, is_of_replica
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome, Progress, ReplicaDied
 from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
 
-# A replica that dies this often without finishing a job in between is not restarted.
-_MOST_DEATHS_IN_A_ROW = 3
 # Maximum seconds between checks for a stop and for hanging replicas.
 _POLL_S = 0.5
 # Seconds between looks at the lines of pieces; in an object store each look is several requests.
@@ -282,7 +280,7 @@ class _Run:
                 replica.is_up = True
                 if differences := describe_differences(self._facts, message.facts):
                     # Its machine differs, so a new process there would differ too.
-                    replica.deaths_in_a_row = _MOST_DEATHS_IN_A_ROW
+                    replica.deaths_in_a_row = MOST_DEATHS_OF_REPLICA
                     node = f" ({message.node})" if message.node else ""
                     self._advice = (
                         "give every machine the same packages, models and sources under the "
@@ -360,13 +358,9 @@ class _Run:
 
     def _end_replica(self, replica: _Replica, ended: Ended) -> Iterator[Event]:
         error, trace = ended.error, ended.trace
-        # A machine error is about one replica's GPU; checkpoint and disk errors affect all.
-        is_its_own = isinstance(error, MachineError) and not isinstance(
-            error, CheckpointError | StorageError
-        )
         if error is None and not trace:
             replica.is_alive = replica.is_up = False
-        elif error is not None and not self._is_over and not is_its_own:
+        elif error is not None and not self._is_over and not is_of_replica(error):
             self._launcher.kill(replica.number)
             replica.is_alive = replica.is_up = False
             raise error
@@ -392,7 +386,7 @@ class _Run:
         self._deaths.append(f"replica {replica.number}: {how}")
         note_death(self._folder, replica.process, f"replica {replica.number} ({how})")
         # A replica that dies again and again is not restarted: the cause is not a job.
-        returns = replica.deaths_in_a_row < _MOST_DEATHS_IN_A_ROW and bool(self._left)
+        returns = replica.deaths_in_a_row < MOST_DEATHS_OF_REPLICA and bool(self._left)
         if returns:
             self._start(replica)
         yield ReplicaDied(how, len(begun), returns, replica=replica.number)

@@ -20,7 +20,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.engine.failures import FailureLimit, failed_job, replicas_died
 from hyimg_cli.engine.replicas.messages import Begin, Ended, EventBatch, Ready, Setup, Stop
 from hyimg_cli.engine.replicas.pieces import in_order, model_of, with_jobs
 from hyimg_cli.errors import HyimgError, Interrupted, OutputFolderError
@@ -32,6 +31,7 @@ from hyimg_cli.journal.provenance import versions
 from hyimg_cli.models import registry
 from hyimg_cli.parallel.launch import Parent
 from hyimg_cli.parallel.watch import AwakeClock, Steps
+from hyimg_cli.pipelines.failures import FailureLimit, failed_job, isolate, replicas_died
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import (
     Event,
@@ -45,8 +45,6 @@ from hyimg_cli.spec.events import (
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.printed import log_printable
 
-# A job at which so many processes died is given up.
-MOST_DEATHS = 2
 # Seconds between attempts to take pieces that other processes hold, also in an object store.
 _AGAIN_S, _AGAIN_STORE_S = 0.2, 2.0
 
@@ -191,18 +189,13 @@ class Worker:
         folder.attempts = Counter({name: before.attempts.get(name, 0) for name in names})
         folder.supersede({name: before.former[name] for name in names & before.former.keys()})
         folder.sign = lambda outcome: self._sign(outcome, begun)
-        suspects = [job for job in left if begun.deaths.get(job.custom_id)]
-        work = [[job for job in left if job not in suspects]]
-        for job in suspects:
-            deaths = begun.deaths[job.custom_id]
-            if len(deaths) < MOST_DEATHS:
-                work.append([job])
-                continue
+        batches, given_up = isolate(left, begun.deaths)
+        for job in given_up:
             attempt = folder.attempts[job.custom_id] + 1
-            failed = failed_job(job, self._config, attempt, replicas_died(deaths))
-            yield JobEnded(folder.append(failed))
+            error = replicas_died(begun.deaths[job.custom_id])
+            yield JobEnded(folder.append(failed_job(job, self._config, attempt, error)))
         try:
-            for jobs in filter(None, work):
+            for jobs in filter(None, batches):
                 run = self._session.run(with_jobs(piece, jobs), folder, whole=setup.whole)
                 with closing(run) as events:
                     for event in events:

@@ -10,7 +10,7 @@ memory than contexts. An `Admission` decides which jobs come when, and what happ
 the loop.
 
 A job that fails leaves the batch, and the others continue as if it had never been in it.
-`out_of_memory` decides which remedies are tried before a job is lost. If several jobs would write
+`failures` decides which remedies are tried before a job is lost. If several jobs would write
 the same text, one of them thinks and the others wait for it. If it fails, the next one takes over.
 """
 
@@ -25,11 +25,12 @@ from hyimg_cli.errors import JobError
 from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.protocols import DenoiseInput
+from hyimg_cli.pipelines.failures import Remedy
 from hyimg_cli.pipelines.image.admission import Admission, AtWork
 from hyimg_cli.pipelines.image.prefill import prefill_together
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.pipelines.image.think import DecodeLoop, DecodeRequest, Read
-from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy, Remedy
+from hyimg_cli.pipelines.out_of_memory import Attempt, MemoryPolicy
 from hyimg_cli.pipelines.queue import Dropped
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobStarted, Progress
