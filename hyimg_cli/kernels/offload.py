@@ -4,11 +4,15 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.streamed_blocks import StreamedBlocks, tensors_of
+from hyimg_cli.kernels.transfer import tensors_of
+
+if TYPE_CHECKING:
+    from hyimg_cli.kernels.streamed_blocks import StreamedBlocks
 
 
 class Offload:
@@ -38,7 +42,11 @@ class Offload:
             return
         for tensor in tensors_of(network):  # bitsandbytes packs weights on the GPU
             tensor.data = tensor.data.cpu()
-        self._kept[network] = StreamedBlocks(blocks, self.device) if blocks else None
+        self._kept[network] = None
+        if blocks:
+            from hyimg_cli.kernels.streamed_blocks import StreamedBlocks  # and torch's compiler
+
+            self._kept[network] = StreamedBlocks(blocks, self.device)
 
     def onload(self, *networks: nn.Module) -> None:
         """Bring those of the networks that are kept to the device; called before each forward.

@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.transfer import lock, unlock
+from hyimg_cli.kernels.transfer import lock, tensors_of, unlock
 
 # Kernels read weights at such addresses fastest.
 _ALIGNMENT = 256
@@ -139,8 +139,3 @@ class PackedWeights:
             .as_strided(layout.shape, layout.stride())
             for start, layout in zip(self._starts, self._layouts, strict=True)
         ]
-
-
-def tensors_of(network: nn.Module) -> list[Tensor]:
-    """Return a network's parameters and buffers."""
-    return [*chain(network.parameters(), network.buffers())]

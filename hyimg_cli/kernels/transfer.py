@@ -6,9 +6,10 @@ On a CPU both ends are one memory: the same calls are plain copies.
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
@@ -81,3 +82,8 @@ class Readback:
             self._is_there.synchronize()
         numbers: list[int] = self._host.tolist()
         return numbers
+
+
+def tensors_of(network: nn.Module) -> list[Tensor]:
+    """Return a network's parameters and buffers."""
+    return [*chain(network.parameters(), network.buffers())]

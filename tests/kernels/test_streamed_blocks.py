@@ -9,7 +9,8 @@ import torch
 from fake_gpu.device import fake_gpu
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.streamed_blocks import StreamedBlocks, tensors_of
+from hyimg_cli.kernels.streamed_blocks import StreamedBlocks
+from hyimg_cli.kernels.transfer import tensors_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 WIDTH, COUNT = 64, 5
