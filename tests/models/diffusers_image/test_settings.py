@@ -27,6 +27,7 @@ from models.diffusers_video.test_lora import in_librarys_names, matrices, write
 from torch import Tensor, nn
 
 from hyimg_cli.journal.keys import source_digest
+from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image import model as editors
 from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
@@ -160,7 +161,7 @@ def test_where_work_is_done_is_never_where_networks_wait(
     """The library would ask the first of its networks."""
     model = editor(checkpoint("qwen-image"), cpu_offload="model")
     model.load_weights()
-    place = replace(model.place, device=torch.device("meta"))
+    place = replace(model.place, offload=Offload(torch.device("meta")))
     monkeypatch.setattr(model, "place", place)
     assert model.pipe._execution_device == torch.device("meta")
 
