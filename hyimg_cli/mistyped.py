@@ -30,6 +30,8 @@ def nearest_path(path: str) -> str:
         return hint
     if len(path) > _LONGEST:
         return ""
+    if os.path.islink(path):
+        return f"restore what the link names: {os.readlink(path)}"
     parent, name = os.path.split(path.rstrip("/"))
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)

@@ -106,9 +106,10 @@ def resume(
         )
         if NOT_FOUND in counts:
             hint = "restore the source images, or choose another folder with -o"
+        differ = f"{counted(len(jobs), 'job')} {'differs' if len(others) == 1 else 'differ'}"
         raise OutputFolderError(
-            f"{len(others):,} of {len(jobs):,} jobs differ ({named}) from the results in this "
-            f'folder, "{others[0].custom_id}" first',
+            f"{len(others):,} of {differ} ({named}) from the results in this folder, "
+            f'"{others[0].custom_id}" first',
             where=folder.place,
             hint=hint,
             code="output.other-job",

@@ -21,7 +21,8 @@ from hyimg_cli.manifest.sources import Sources
 from hyimg_cli.media.kinds import SUFFIXES
 from hyimg_cli.settings.file_names import template_of
 
-_NO_FOLDER = "prompts"
+# Names of what has no folder's name: prompts alone, and pictures of this folder.
+_NO_FOLDER, _THIS_FOLDER = "prompts", "pictures"
 # A single word that looks like a file name, such as prompts.txt with a typing error.
 _LIKE_A_FILE = re.compile(r"\S*[\w/-]\.([A-Za-z]{1,5})")
 
@@ -80,7 +81,9 @@ def manifest_of_prompts(
     meant. `recorded_by`: from the manifest's name, the file names that its results already have;
     None if a template names them.
     """
-    title = str(found.base) if found else _NO_FOLDER
+    title = _NO_FOLDER
+    if found is not None:
+        title = _THIS_FOLDER if found.base == Path() else str(found.base)
     folder = Path(os.path.abspath(found.base)).name if found else _NO_FOLDER
     asked = json.dumps([*prompts, task] if task else list(prompts))
     name = f"{in_id(folder) if folder else _NO_FOLDER}-{short(asked)}"

@@ -109,6 +109,13 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
     return f"{shown(key)} is not a field", hint
 
 
+# Fields that have no effect without a source image.
+_OF_PICTURES = {
+    "infer_align_image_size": "there is no source image to align with",
+    "keep_outside": "there is no source image to keep",
+}
+
+
 def idle_fields(
     fields: Mapping[str, Any], given: Iterable[str], bot_task: str | None
 ) -> dict[str, str]:
@@ -134,8 +141,7 @@ def idle_fields(
         if bot_task == "recaption" and fields.get("drop_think"):
             idle["drop_think"] = "bot_task is recaption, so there is no think text to drop"
     if not fields.get("images"):
-        idle["infer_align_image_size"] = "there is no source image to align with"
-        idle["keep_outside"] = "there is no source image to keep"
+        idle |= _OF_PICTURES
     return {name: idle[name] for name in sorted(names & idle.keys())}
 
 
@@ -364,7 +370,10 @@ class Line:
         elif self.given.issuperset(COT_FIELDS):
             what = "cot_text cannot be used with cot_token_ids"
             self.add("conflict", what, "cot_text", "remove one of the two")
-        idle = idle_fields(self.fields, self.given, self.fields.get("bot_task"))
+        # Pictures that cannot be used are not missing.
+        of_pictures = _OF_PICTURES if "images" in self.refused else ()
+        given = self.given.difference(of_pictures)
+        idle = idle_fields(self.fields, given, self.fields.get("bot_task"))
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"

@@ -40,6 +40,14 @@ _OTHER_FILES = {
     ),
     b"\x1f\x8b": ("a gzip file", "decompress it: gunzip -k {0}"),
 }
+# The same by their suffixes, unless they begin as JSON does.
+_OTHER_TEXTS = {
+    **dict.fromkeys((".yaml", ".yml"), "a YAML file"),
+    ".toml": "a TOML file",
+    ".xml": "an XML file",
+    ".py": "a Python program",
+    **dict.fromkeys((".htm", ".html"), "a web page"),
+}
 _HINT = "give a .jsonl, .csv, .tsv or .txt file, or - for standard input"
 
 
@@ -75,6 +83,8 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
             data = bytes_of(where, MANIFEST_BYTES, or_stream=True)
     except (FileNotFoundError, NotADirectoryError):
         slug, what, hint = "missing", "manifest not found", nearest_path(str(path)) or _HINT
+        if where.is_symlink():
+            what = "the link's target does not exist"
     except IsADirectoryError:
         slug, what = "is-a-folder", "this is a folder, not a manifest"
     except UnusableAddress as error:
@@ -83,11 +93,13 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
         slug, hint = "unreadable", "" if address_of(where) else _HINT
         what = f"the manifest cannot be read: {getattr(error, 'strerror', None) or error}"
     else:
+        suffix = where.suffix.lower()
         start = next((start for start in _OTHER_FILES if data.startswith(start)), None)
-        if start is None or path == "-":
-            name, suffix = _id_stem(where.stem), where.suffix.lower()
-            return manifest_of(data, where.name, name, where.parent, suffix)
-        kind, hint = _OTHER_FILES[start]
+        kind = _OTHER_TEXTS.get(suffix, "")
+        if path == "-" or (start is None and (not kind or b"{" in data.lstrip()[:4])):
+            return manifest_of(data, where.name, _id_stem(where.stem), where.parent, suffix)
+        if start is not None:
+            kind, hint = _OTHER_FILES[start]
         slug, what = "other-file", f"this is {kind}, not a manifest"
         hint = hint.format(where, str(where).removesuffix(where.suffix))
     raise fault(slug, what, where, hint)
@@ -164,9 +176,9 @@ class _Reading:
             self._refuse_file("not-utf8", what, hint)
         elif not first:
             self._refuse_file("empty", "the file has no jobs", "write one job per line")
-        elif self.suffix not in (".txt", *DELIMITERS) and _spans_lines(first, second):
+        elif self.suffix not in (".txt", *DELIMITERS) and _is_one_value(first, second):
             is_list = first.startswith(b"[")
-            what = "the lines are a JSON list" if is_list else "a JSON object spans several lines"
+            what = "the file is a JSON list" if is_list else "a JSON object spans several lines"
             hint = f"{NO_LIST}: jq -c {'.[]' if is_list else '.'} {self.title} > lines.jsonl"
             self._refuse_file("not-json-lines", what, hint)
         else:
@@ -238,8 +250,10 @@ class _Reading:
         return found
 
 
-def _spans_lines(first: bytes, second: bytes) -> bool:
-    """Return True if a list or an object that begins on the first line goes on below it."""
+def _is_one_value(first: bytes, second: bytes) -> bool:
+    """Return True if the file is a list, or its first line begins an object that goes on below."""
+    if first[:1] == b"[" and first[-1:] == b"]" and not second:
+        return True
     is_open = len(first) <= SETTINGS_BYTES and ends_early(first.decode("utf-8", "replace"))
     return is_open and (first[:1] == b"[" or second[:1] not in (b"", b"{"))
 

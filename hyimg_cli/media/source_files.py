@@ -20,7 +20,7 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import MachineError, SourceImageError, UsageError, installation
 from hyimg_cli.files import UnfitFile, bytes_of, opened
 from hyimg_cli.media import deep, kinds, png_chunks
-from hyimg_cli.mistyped import of_windows
+from hyimg_cli.mistyped import nearest_path, of_windows
 
 # Sizes are checked here; other things that Pillow warns of are repaired by it or fail later. Set
 # once for the process: ignoring a warning within a block is not thread-safe.
@@ -50,7 +50,7 @@ def file_faults(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         if path.is_symlink():
             is_annexed = "/annex/objects/" in os.fspath(path.readlink())
-            hint = "fetch the picture: git annex get" if is_annexed else ""
+            hint = "fetch the picture: git annex get" if is_annexed else nearest_path(str(path))
             raise _fault("missing", "the link's target does not exist", path, hint) from error
         hint = "write paths relative to the manifest"
         if any(c in str(path) for c in "\r\n\t\b\f"):
@@ -64,7 +64,8 @@ def file_faults(path: Path) -> Iterator[None]:
         raise _fault("is-a-folder", "the path is a folder", path, "name a picture in it") from error
     except UnfitFile as error:
         slug = "too-large" if error.errno == errno.EFBIG else "not-an-image"
-        raise _fault(slug, error.strerror, path) from error
+        hint = "make the picture smaller" if slug == "too-large" else "save the picture as a file"
+        raise _fault(slug, error.strerror, path, hint) from error
     except remote.UnusableAddress as error:
         raise _of_address(error.fault) from error
     except OSError as error:

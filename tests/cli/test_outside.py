@@ -207,7 +207,7 @@ def test_a_source_that_was_deleted_since_is_told_as_not_found(
     ran = run_cli(command, home / "jobs.jsonl", "-o", home / "run", *FLAGS[:2])
     assert ran.code == 2
     assert (
-        "1 of 1 jobs differ (source image not found: 1) from the results in this folder" in ran.err
+        "1 of 1 job differs (source image not found: 1) from the results in this folder" in ran.err
     )
     assert "hint: restore the source images, or choose another folder with -o" in ran.err
 
@@ -235,7 +235,7 @@ def test_a_region_implies_keep_outside(home: Path, run_cli: Run) -> None:
         (BARE, ("--recipe", recipe, "--no-keep-outside"), False),
     ):
         plan = run_cli("plan", write(home, line), "-o", home / "run", *flags)
-        assert ("1 of 1 jobs differ" not in plan.err) == keeps
+        assert ("1 of 1 job differs" not in plan.err) == keeps
 
 
 def test_eval_does_the_same_for_any_two_pictures(home: Path, run_cli: Run) -> None:

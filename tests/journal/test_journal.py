@@ -727,7 +727,7 @@ def test_another_name_in_a_used_folder_is_told(tmp_path: Path, make_job: MakeJob
     with pytest.raises(OutputFolderError) as caught:
         resume(run, named, keys)
     assert caught.value.code == "output.other-job"
-    assert "1 of 3 jobs differ (name: 1)" in caught.value.what
+    assert "1 of 3 jobs differs (name: 1)" in caught.value.what
     assert "--force" in caught.value.hint
     found = resume(run, named, keys, force=True)
     assert (found.to_run, found.failed_before) == ([named[0], named[2]], ["b"])
