@@ -96,10 +96,13 @@ def test_a_family_without_a_negative_prompt_says_why(
     line = {"prompt": "a red ball", **task}
     refused = run_cli("check", str(write_manifest({**line, "negative_prompt": "blur"})))
     assert refused.code == 2
-    assert "tiny-image takes no negative prompt: it guides away from an empty" in refused.err
+    why = "it guides away from an empty prompt"
+    assert f"tiny-image does not follow negative_prompt: {why}" in refused.err
     assert "video" not in refused.err
     assert "t2v" not in refused.err
     # Of a whole run it may be meant for other lines.
     noted = run_cli("check", str(write_manifest(line)), "--negative-prompt", "blur")
     assert noted.code == 0
-    assert "note: --negative-prompt applies to models that take one;" in noted.err
+    assert (
+        "note: --negative-prompt applies to models that take a negative prompt only;" in noted.err
+    )

@@ -10,6 +10,7 @@ from pathlib import Path
 import hyimg_cli
 from hyimg_cli.spec.card import TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import OF_STEPS, OF_VIDEOS
 
 TINY_VIDEO = Path(hyimg_cli.__file__).parent / "assets" / "tiny-video"
 
@@ -34,6 +35,7 @@ WAN_CARD = VideoCard(
         guidance_scale=5.0,
         flow_shift=5.0,
     ),
+    follows=OF_STEPS | OF_VIDEOS | {"lora", "negative_prompt", "scheduler"},
 )
 
 

@@ -20,14 +20,16 @@ from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.models.protocols import BranchSequence, Canvas, TextPrompt, TextScript
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import OF_STEPS, OF_TEXT
 
 THINK, END, WIDTH, CELLS = 256, 257, 8, 4
 SQUARE = Bucket(0, Size(32, 32))
 DRAWN: Any = {"num_inference_steps": 3, "guidance_scale": 2.0, "flow_shift": 1.0}
 WRITTEN: Any = {"bot_task": "think", "top_k": 0, "top_p": 1.0, "max_new_tokens": 12}
-SAID: Any = {"drop_think": False, "use_system_prompt": "None", "has_negative_prompt": True}
+SAID: Any = {"drop_think": False, "use_system_prompt": "None"}
 DEFAULTS = SamplingDefaults(**DRAWN, **WRITTEN, **SAID, temperature=1.0)
 FACTS = (True, False, (SQUARE,), 8, 0, 64, 8000, 4096, END + 1, DEFAULTS)
+FOLLOWS = OF_STEPS | OF_TEXT | {"negative_prompt"}
 
 
 def prompt_ids(job: Any) -> tuple[int, ...]:
@@ -42,7 +44,7 @@ def branches(job: Any, text: Any) -> tuple[BranchSequence, ...]:
 
 class ToyCheckpoint(ImageCheckpoint):
     def __init__(self, folder: Path, model: str) -> None:
-        self.folder, self.card = folder, ModelCard(model, "toy", "toy", *FACTS)
+        self.folder, self.card = folder, ModelCard(model, "toy", "toy", *FACTS, FOLLOWS)
 
     def count(self, job: Any, source_sizes: Any, assumed_think: int) -> JobTokens:
         prompt, text = len(prompt_ids(job)), assumed_think * job.writes_text

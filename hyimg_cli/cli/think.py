@@ -19,7 +19,7 @@ _SETTINGS = tuple(
     row.name
     for row in SETTINGS.values()
     if row.panel in (RUN, MODEL, SAMPLING)
-    and row.only not in ("videos", "latents")
+    and row.concerns("pictures")
     and row.table not in ("output", "reuse")
     and row.name not in ("vae_use_tiling", "vae_dtype", "prewarm")
 )

@@ -238,7 +238,7 @@ def remarks(settings: Mapping[str, Setting], jobs: Sequence[Job]) -> Iterator[st
     Settings that no job reads, and advice of the jobs' checkpoints.
     """
     revision, components = settings["revision"].value, settings["video_components"].value
-    yield from without_effect(settings, jobs, cards(revision))
+    yield from without_effect(settings, jobs, cards(revision), video_cards(revision))
     yield from registry.advice(jobs, revision, components)
 
 

@@ -4,41 +4,41 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
-from hyimg_cli.manifest.fields import AR_FIELDS
+from hyimg_cli.manifest.fields import OF_MODELS
 from hyimg_cli.settings.config import Setting, as_given
-from hyimg_cli.settings.table import SETTINGS
-from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.settings.table import READERS, SETTINGS
+from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted, names_text
 
 
 def without_effect(
-    settings: Mapping[str, Setting], jobs: Sequence[Job], card_of: Callable[[str], ModelCard]
+    settings: Mapping[str, Setting],
+    jobs: Sequence[Job],
+    card_of: Callable[[str], ModelCard],
+    video_card_of: Callable[[str], VideoCard],
 ) -> Iterator[str]:
-    """Yield a sentence for each kind of job whose settings were given but which `jobs` lacks.
+    """Yield a sentence for each kind of job or model that settings are for and `jobs` lacks.
 
     Also yields sizes that the jobs ask for and their models do not make.
     """
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     films = [job for job in jobs if isinstance(job, VideoJob)]
-    if jobs and not (pictures and films):
-        noun = "videos" if pictures else "pictures"
-        names = [row.name for row in SETTINGS.values() if row.only == noun]
-        yield from _concern(settings, names, f"{noun} only; this manifest has none")
-    denoising = [card_of(model).denoises_latents for model in {job.model for job in pictures}]
-    if pictures and not films and not any(denoising):
-        names = [row.name for row in SETTINGS.values() if row.only == "latents"]
-        what = "videos and diffusers image models only; this manifest has none"
-        yield from _concern(settings, names, what)
-    if pictures and not films and all(denoising):
-        what = "models that write text only; this manifest has none"
-        own = ["drop_think", *AR_FIELDS, "batching_max_size", "batch_invariant"]
-        yield from _concern(settings, own, what)
+    cards: list[ModelCard | VideoCard] = [card_of(model) for model in {j.model for j in pictures}]
+    cards += [video_card_of(model) for model in {job.model for job in films}]
+    followed = frozenset[str]().union(*(card.follows for card in cards))
+    kinds = frozenset[str]().union(*(card.kinds for card in cards))
+    of_models = {field.name for field in OF_MODELS}
+    for name, reader in READERS.items() if jobs else ():
+        names = [
+            row.name
+            for row in SETTINGS.values()
+            if row.only == name
+            and not (row.name in followed if row.name in of_models else name in kinds)
+        ]
+        yield from _concern(settings, names, f"{reader.words} only; this manifest has none")
     yield from _fitted(pictures, card_of)
-    if films and not any(job.camera for job in films) and settings["clips_together"].value > 1:
-        of_models = "models that follow a camera only; no video uses one"
-        yield from _concern(settings, ["clips_together"], of_models)
     if pictures and all(job.encoding.quality is None for job in pictures):
         formats = "JPEG and lossy WebP only; no result has these formats"
         yield from _concern(settings, ["quality"], formats)
@@ -49,8 +49,9 @@ def without_effect(
         names = ["region_mode", "max_spill"] if kept else [f.name for f in fields(KeepOutside)]
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
-    if jobs and not films and not any(job.negative_prompt for job in pictures):
-        yield from _concern(settings, ["negative_prompt"], "models that take one; no job uses one")
+    is_taken = "negative_prompt" in followed and not films
+    if is_taken and not any(job.negative_prompt for job in pictures):
+        yield from _concern(settings, ["negative_prompt"], "jobs with guidance only; none has it")
     named = sum("name" in job.user_fields for job in jobs)
     if named and _is_given(settings["name"]):
         flag, jobs_named = as_given(settings["name"]), f"{named} of {len(jobs)} jobs"

@@ -10,7 +10,7 @@ from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Field
 from hyimg_cli.spec.job import TASKS, AnyTask
-from hyimg_cli.spec.options import Seed
+from hyimg_cli.spec.options import PICTURE_OPTIONS, TEXT_OPTIONS, VIDEO_OPTIONS, Seed
 
 _SIDE = plain(Side)
 _TOKENS = numbers(Annotated[int, Interval(ge=0, le=2**31 - 1)], 1, 65536)
@@ -29,11 +29,11 @@ _OWN = (
     ),
     Field("width", _SIDE, "Width, used with height instead of size."),
     Field("height", _SIDE, "Height, used with width instead of size."),
-    Field("cot_text", text("text"), "Use this text instead of writing one.", only="pictures"),
-    Field("cot_token_ids", _TOKENS, "The same text as token ids.", only="pictures"),
-    Field("ratio_index", _RATIO, "Size that goes with a given text.", only="pictures"),
-    Field("written", NOTE, "Record that hyimg think keeps of its text.", only="pictures"),
-    Field("camera", CAMERA, "Camera path for i2v: poses.npy, or keys.", only="videos"),
+    Field("cot_text", text("text"), "Use this text instead of writing one.", only="text"),
+    Field("cot_token_ids", _TOKENS, "The same text as token ids.", only="text"),
+    Field("ratio_index", _RATIO, "Size that goes with a given text.", only="text"),
+    Field("written", NOTE, "Record that hyimg think keeps of its text.", only="text"),
+    Field("camera", CAMERA, "Camera path for i2v: poses.npy, or keys.", only="camera"),
     Field("candidate_of", CUSTOM_ID, "Line that this job is a candidate of."),
     Field("candidate", _COUNT, "Number of the candidate in its line, from 0."),
     Field("draft_of", CUSTOM_ID, "Job that this is a draft of."),
@@ -55,11 +55,24 @@ SAMPLED_FIELDS = ("ar_seed", "top_k", "top_p")
 COT_FIELDS = ("cot_text", "cot_token_ids")
 
 
-def _only(kind: JobKind, tasks: str) -> dict[str, str]:
-    return {field.name: f"it is only for {tasks}" for field in FIELDS if field.only == kind}
+# Options of jobs that only some models follow, and fields of the line alone that only some read.
+OF_MODELS = tuple(
+    field
+    for field in FIELDS
+    if field.name in PICTURE_OPTIONS | TEXT_OPTIONS | VIDEO_OPTIONS
+    or field.only not in (None, "pictures", "videos")
+)
 
 
-_OF_PICTURES, _OF_VIDEOS = _only("pictures", "it2i and t2i"), _only("videos", "t2v and i2v")
+def _not_for(kind: JobKind, tasks: str) -> dict[str, str]:
+    return {
+        field.name: f"it is only for {tasks}"
+        for field in FIELDS
+        if not field.concerns(kind, denoises_latents=True)
+    }
+
+
+_OF_PICTURES, _OF_VIDEOS = _not_for("videos", "it2i and t2i"), _not_for("pictures", "t2v and i2v")
 # Fields that a task does not allow, with the reason.
 NOT_IN: dict[str, dict[str, str]] = {
     **dict.fromkeys(TASKS, _OF_VIDEOS),

@@ -12,7 +12,7 @@ from hyimg_cli.manifest.line import fault, idle_fields
 from hyimg_cli.manifest.resolved_line import ResolvedLine, count_up
 from hyimg_cli.media.carried import check_region
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
-from hyimg_cli.spec.job import GUIDANCE_FIELDS, Encoding, ImageJob, Size, SizeRequest
+from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import (
     FINISHING,
     PICTURE_OPTIONS,
@@ -37,8 +37,10 @@ class PictureLine(ResolvedLine):
     """A line that asks for pictures."""
 
     card: ModelCard
+    defaults: SamplingDefaults
+    kind = "pictures"
 
-    def faults(self) -> Iterator[HyimgError]:
+    def faults_together(self) -> Iterator[HyimgError]:
         fields = self.fields
         settled = {**fields, "use_system_prompt": self.values["use_system_prompt"]}
         for name, reason in idle_fields(settled, self.line.given, self.values["bot_task"]).items():
@@ -66,15 +68,6 @@ class PictureLine(ResolvedLine):
         elif count < self.card.fewest_images:
             what = f"{self.card.name} only edits pictures, and the line has none"
             yield self.fault("task", what, "task", "set task it2i and images")
-        own = sampling_defaults(self.card, is_edit=bool(self.images))
-        for name in GUIDANCE_FIELDS:
-            if getattr(own, name) is None and self.values[name] is not None:
-                yield self.unused(name, f"{self.card.name} does not read it")
-        # An empty one asks for nothing else, and many clients send it.
-        is_asked = "negative_prompt" in self.line.given and bool(self.values["negative_prompt"])
-        if is_asked and not own.has_negative_prompt:
-            what = f"{self.card.name} takes no negative prompt: {self.card.no_negative}"
-            yield self.fault("foreign-field", what, "negative_prompt", "remove the field")
         if "ratio_index" in fields and self._of_ratio(fields["ratio_index"]) is None:
             known = [f"{bucket.ratio_index} is {bucket.size}" for bucket in self.card.buckets]
             names = ", ".join(known if len(known) < 5 else [known[0], "…", known[-1]])
@@ -94,11 +87,7 @@ class PictureLine(ResolvedLine):
                 name = "infer_align_image_size"
                 yield self.fault("conflict", what, name, "remove it, or the size")
         yield from self.step_cache_faults(is_distilled=self.card.is_distilled)
-        if self.card.denoises_latents:
-            yield from self.lora_faults(has_two=False)
-        elif "lora" in self.line.given:
-            what = f"{self.card.name} does not support LoRA files"
-            yield self.fault("foreign-field", what, "lora", "remove the field")
+        yield from self.lora_faults(has_two=False)
         # Options that the file's format does not support, or implies.
         kind, is_lossless = self.values["format"], self.values["lossless"]
         if kind == "jpeg" and is_lossless:
@@ -207,14 +196,8 @@ class PictureLine(ResolvedLine):
             kind = "None"
         values["use_system_prompt"] = kind
         values["system_prompt"] = text if kind == "custom" else None
-        # Settings may be meant for other models.
-        if not self.card.denoises_latents:
-            values["lora"] = ()
-        known = sampling_defaults(self.card, is_edit=bool(self.images))
-        if not known.has_negative_prompt:
-            values["negative_prompt"] = ""
-        elif not values["negative_prompt"] and "negative_prompt" not in self.line.given:
-            values["negative_prompt"] = known.negative_prompt
+        if not values["negative_prompt"] and "negative_prompt" not in self.line.given:
+            values["negative_prompt"] = self.defaults.negative_prompt
         size, outside = self._size(), None
         if self._keeps_outside:
             values["infer_align_image_size"], outside = True, self._outside()

@@ -13,6 +13,7 @@ from hyimg_cli.manifest.ids import IdClaims, child_ids
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
+from hyimg_cli.manifest.resolved_line import unfollowed
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.values import shown
@@ -63,12 +64,24 @@ def resolve_jobs(
 
     @cache
     def without_line(model: str, is_video: bool, is_edit: bool) -> dict[str, Any]:
-        card = find_card(model, is_video)
-        own = card.defaults if is_video else sampling_defaults(card, is_edit=is_edit)
+        own = defaults_of(model, is_video, is_edit)
+        follows = find_card(model, is_video).follows
+        # A setting for some kinds of models may be meant for other lines.
+        foreign = {
+            field.name
+            for field in unfollowed(follows, "videos" if is_video else "pictures")
+            if field.only not in (None, "pictures", "videos")
+        }
         return {
-            name: getattr(own, name, None) if one.origin == "model" else one.value
+            name: getattr(own, name, None)
+            if one.origin == "model" or name in foreign
+            else one.value
             for name, one in settings.items()
         }
+
+    def defaults_of(model: str, is_video: bool, is_edit: bool) -> Any:
+        card = find_card(model, is_video)
+        return card.defaults if is_video else sampling_defaults(card, is_edit=is_edit)
 
     # Paths in settings are relative to the working folder.
     settings = dict(settings) | {
@@ -102,9 +115,19 @@ def resolve_jobs(
                 raise card
             faults.append(fault("model", card.what, f"{line.where}: model", card.hint))
             continue
-        values = without_line(model, is_video, bool(fields.get("images"))) | fields
+        case = model, is_video, bool(fields.get("images"))
+        values = without_line(*case) | fields
         kind = VideoLine if is_video else PictureLine
-        resolved = kind(line, fields, values, settings, model, child_ids(values), card)
+        resolved = kind(
+            line=line,
+            fields=fields,
+            values=values,
+            settings=settings,
+            model=model,
+            child_ids=child_ids(values),
+            card=card,
+            defaults=defaults_of(*case),
+        )
         found = list(resolved.faults())
         if makes_ids:
             found += claims.claim(resolved.child_ids, line.line_number, line.where)

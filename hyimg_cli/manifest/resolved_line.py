@@ -7,13 +7,18 @@ and `videos`.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 from hyimg_cli.errors import HyimgError, SourceImageError
+from hyimg_cli.manifest.fields import OF_MODELS
 from hyimg_cli.manifest.line import ManifestLine, fault
 from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.paths import is_hub_file
+from hyimg_cli.settings.run import JobKind
+from hyimg_cli.settings.table import Field
+from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
 from hyimg_cli.spec.job import ALONE, LINEAGE, Lineage, Size
 from hyimg_cli.spec.options import MAX_SEED, Lora
@@ -23,13 +28,26 @@ _LORA_IN_LINE = "paths in a manifest are relative to it"
 _LORA_OF_FLAG = "takes a path from the working folder, or OWNER/REPOSITORY/FILE of the hub"
 
 
+@cache
+def unfollowed(follows: frozenset[str], kind: JobKind) -> tuple[Field, ...]:
+    """Return options and fields of a kind of job that a model does not follow.
+
+    `follows`: of its card.
+    """
+    return tuple(
+        field
+        for field in OF_MODELS
+        if field.name not in follows and field.concerns(kind, denoises_latents=True)
+    )
+
+
 @dataclass(frozen=True)
 class ResolvedLine:
     """A line's own `fields`, and all `values`: fields, then settings, then checkpoint defaults.
 
     Paths are relative to the working folder. `child_ids`: of the jobs that it asks for. `faults`
     are the line's faults for this model and these settings; `job` makes one of the results, counted
-    from 0.
+    from 0. `defaults`: the checkpoint's.
     """
 
     line: ManifestLine
@@ -38,6 +56,31 @@ class ResolvedLine:
     settings: Mapping[str, Setting]
     model: str
     child_ids: Sequence[str]
+    card: ModelCard | VideoCard
+    defaults: SamplingDefaults | VideoDefaults
+    kind: ClassVar[JobKind]
+
+    def faults(self) -> Iterator[HyimgError]:
+        """Yield the line's faults; only one for an option that its model does not follow."""
+        found = dict(self._unfollowed_faults())
+        yield from found.values()
+        for one in self.faults_together():
+            if one.where.rpartition(": ")[2] not in found:
+                yield one
+
+    def faults_together(self) -> Iterator[HyimgError]:
+        """Yield faults of values that do not go together, or not with the model."""
+        raise NotImplementedError
+
+    def _unfollowed_faults(self) -> Iterator[tuple[str, HyimgError]]:
+        """Yield options that ask for something else than what the model does anyway."""
+        for field in unfollowed(self.card.follows, self.kind):
+            default = getattr(self.defaults, field.name, None)
+            if self.values.get(field.name, default) != default:
+                what = f"{self.card.name} does not follow {field.name}"
+                if why := self.card.reasons.get(field.name):
+                    what += f": {why}"
+                yield field.name, self.fault("not-followed", what, field.name, "remove it")
 
     def own(self, index: int) -> dict[str, Any]:
         """Return the fields of a job that do not come from a setting alone."""

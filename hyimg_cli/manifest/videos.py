@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.resolved_line import ResolvedLine
 from hyimg_cli.settings.kinds import MAX_SIDE
-from hyimg_cli.spec.card import VideoCard
+from hyimg_cli.spec.card import VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size, SizeRequest, VideoJob
 from hyimg_cli.spec.options import VIDEO_OPTIONS
 
@@ -17,8 +17,10 @@ class VideoLine(ResolvedLine):
     """A line that asks for videos."""
 
     card: VideoCard
+    defaults: VideoDefaults
+    kind = "videos"
 
-    def faults(self) -> Iterator[HyimgError]:
+    def faults_together(self) -> Iterator[HyimgError]:
         # A task that the checkpoint does not have, or pictures that it cannot use.
         rule, count = self.card.start, len(self.images)
         if self.card.needs_start and not count:
@@ -59,16 +61,12 @@ class VideoLine(ResolvedLine):
             yield self.fault("guidance", what, "guidance_scale", hint)
         if "negative_prompt" in self.line.given and self.values["negative_prompt"] and scale == 1:
             yield self.unused("negative_prompt", "guidance_scale is 1, which turns guidance off")
-        has_two = self.card.defaults.guidance_scale_2 is not None
-        if "guidance_scale_2" in self.line.given and (not has_two or scale == 1):
+        if "guidance_scale_2" in self.line.given and scale == 1:
             why = "guidance_scale is 1, which switches guidance off for both transformers"
-            why = why if has_two else "the model has one transformer"
             yield self.unused("guidance_scale_2", why)
         few_steps = self.card.is_distilled or self.values["scheduler"] is not None
         yield from self.step_cache_faults(is_distilled=few_steps)
-        yield from self.lora_faults(has_two=has_two)
-        if "camera" in self.line.given and not self.card.has_camera:
-            yield self.unused("camera", "this model does not follow a camera")
+        yield from self.lora_faults(has_two="guidance_scale_2" in self.card.follows)
 
     def size(self) -> Size:
         """Return the video's size in pixels.
@@ -98,8 +96,6 @@ class VideoLine(ResolvedLine):
 
     def job(self, index: int) -> VideoJob:
         values = {name: self.values[name] for name in VIDEO_OPTIONS} | self.own(index)
-        if self.card.defaults.guidance_scale_2 is None:
-            values["guidance_scale_2"] = None
         values |= {"seed": self.seed(index), "fit": None}
         # How pictures become frames: as asked, or as the checkpoint's authors do it.
         if self.images and self.card.start is not None:

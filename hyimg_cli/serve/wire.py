@@ -42,7 +42,9 @@ _SETTINGS = {
     name
     for table in ("sampling", "outside")
     for name, row in TABLES[table].items()
-    if row.in_line and row.only != "videos" and not isinstance(row.kind, PathKind)
+    if row.in_line
+    and row.concerns("pictures", denoises_latents=True)
+    and not isinstance(row.kind, PathKind)
     if name in ("negative_prompt", "system_prompt") or row.kind.schema not in (TEXT, ANY_TEXT)
 }
 ALLOWED = frozenset(_OWN | _SETTINGS | {"region", "format", "quality", "lossless"})

@@ -20,8 +20,8 @@ from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
 JobKind = Literal["pictures", "videos"]
-# Jobs that read a setting; `latents`: videos, and pictures of models that only denoise latents.
-Readers = Literal[JobKind, "latents"]
+# Jobs that read a setting, or kinds of models; `latents`: models that only denoise latents.
+Readers = Literal[JobKind, "latents", "text", "negative", "pair", "camera"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
@@ -302,12 +302,13 @@ class BatchConfig:
         16,
         "Maximum batch size, for text and for denoising.",
         name="batching_max_size",
-        only="pictures",
+        only="text",
     )
     is_invariant: bool = _replayed_of_pictures(
         True,
         "Keep a job's pixels independent of its batch, to the bit (CPU).",
         name="batch_invariant",
+        only="text",
         pixels=InKey("batch", {False: "variant"}),
     )
     prefix_cache_mb: Megabytes = _run_of_pictures(
@@ -320,6 +321,7 @@ class BatchConfig:
         1,
         "Denoise this many clips together, in models that follow a camera. Rounding differs.",
         name="clips_together",
+        only="camera",
         pixels=InKey("clips", {n: f"{n} together" for n in range(2, MOST_TOGETHER + 1)}),
     )
     prewarm: bool | None = _run(

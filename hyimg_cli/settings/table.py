@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from hyimg_cli.settings.kinds import SPAN, STEP_CACHE, Kind, plain, text
 from hyimg_cli.settings.paths import LORAS, REGION
@@ -11,6 +11,25 @@ from hyimg_cli.spec.options import Lora, Region
 from hyimg_cli.spec.step_cache import StepCache
 
 PREFIX = "HYIMG_"
+
+
+class Reader(NamedTuple):
+    """Jobs, or a kind of models, that alone read some settings: in words, and their jobs."""
+
+    words: str
+    makes: tuple[JobKind, ...]
+
+
+# What the readers of a setting are called; `of`: the kinds of jobs that they can make.
+READERS: dict[Readers, Reader] = {
+    "pictures": Reader("pictures", ("pictures",)),
+    "videos": Reader("videos", ("videos",)),
+    "latents": Reader("videos and diffusers image models", ("pictures", "videos")),
+    "text": Reader("models that write text", ("pictures",)),
+    "negative": Reader("models that take a negative prompt", ("pictures", "videos")),
+    "pair": Reader("models of two transformers", ("videos",)),
+    "camera": Reader("models that follow a camera", ("videos",)),
+}
 # For types that have a kind of their own.
 _KINDS: dict[Any, Kind] = {
     StepCache: STEP_CACHE,
@@ -24,7 +43,8 @@ _KINDS: dict[Any, Kind] = {
 class Field:
     """A field of a manifest line.
 
-    `aliases`: its other names. `only`: the jobs that read it, if not all do.
+    `aliases`: its other names. `only`: the jobs, or the kind of models, that read it, if not all
+    do. Given for a whole run, such a setting may be meant for other jobs, so it is not refused.
     """
 
     name: str
@@ -34,9 +54,10 @@ class Field:
     only: Readers | None = None
 
     def concerns(self, kind: JobKind, *, denoises_latents: bool = False) -> bool:
-        """Return True if jobs of a kind read it. `denoises_latents`: their model does only that."""
-        readers = (None, kind, *(["latents"] if kind == "videos" or denoises_latents else []))
-        return self.only in readers
+        """Return True if jobs of a kind may read it. `denoises_latents`: their model does that."""
+        if self.only == "latents" and kind == "pictures":
+            return denoises_latents
+        return self.only is None or kind in READERS[self.only].makes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

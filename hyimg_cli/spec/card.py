@@ -24,11 +24,9 @@ class SamplingDefaults(TextSampling, PictureOptions, JobOptions):
     """Sampling options in the checkpoint's own generation config, used if nothing else sets them.
 
     None: the model does not read it. `repetition_penalty` is set by the checkpoint, not by jobs.
-    `has_negative_prompt`: the model reads one.
     """
 
     repetition_penalty: float = 1.0
-    has_negative_prompt: bool = False
 
 
 # Why a model takes no negative prompt.
@@ -162,8 +160,8 @@ class ModelCard:
     jobs have a second branch if `guides` says so, unless it `is_distilled`. `reference_pixels`: of
     each source picture in every step; 0 means as many as the result has.
 
-    `licence`: a short name; empty if unknown. `no_negative`: why it takes no negative prompt, if it
-    takes none.
+    `follows`: the options of jobs, and the fields of a line alone, that it reads, of those that not
+    all models read; `reasons`: why not another one. `licence`: a short name; empty if unknown.
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
     an edit in its source's shape has another size than the nearest of the buckets. `fits_kept`: a
@@ -193,6 +191,7 @@ class ModelCard:
     max_positions: int
     vocab_size: int
     defaults: SamplingDefaults
+    follows: frozenset[str]
     latent_channels: int = 0
     row_bytes: int = 0
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
@@ -214,12 +213,19 @@ class ModelCard:
     size_by_source: Callable[[Size], Size] | None = None
     fits_kept: bool = False
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
-    no_negative: str = GUIDES_AWAY
+    reasons: Mapping[str, str] = field(
+        default_factory=lambda: {"negative_prompt": GUIDES_AWAY}, hash=False
+    )
 
     @property
     def denoises_latents(self) -> bool:
         """True if the model only denoises latents, without a text stage."""
         return self.networks is not None
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Return the kinds of models that it is, as settings name their readers."""
+        return frozenset({"pictures", "latents" if self.denoises_latents else "text"})
 
     def branches(self, job: ImageJob) -> int:
         """Return the number of guidance branches in the job's steps."""
@@ -401,11 +407,11 @@ class VideoCard(Networks):
     Sizes must be multiples of `size_multiple` pixels; frames are `frame_stride * k + 1`.
     `max_prompt_tokens`: where the main text encoder cuts the prompt. `guides_below_one`: a guidance
     scale under 1 also runs both branches; otherwise it means no guidance. `chunks`: of a causal
-    checkpoint; None if all frames are denoised together. `has_camera`: its videos follow a camera
-    path. `wants_negative`: its authors always guide with a long negative prompt. `cleaner`: the
-    package that repairs prompts, if installed, as in its authors' pipeline. `is_distilled`: to few
-    steps. `text_bytes`: activations of its text encoders for a text, in 16 bits. `context_heads`:
-    attention heads by which ranks can share the tokens of a forward; 0 if they cannot.
+    checkpoint; None if all frames are denoised together. `wants_negative`: its authors always guide
+    with a long negative prompt. `cleaner`: the package that repairs prompts, if installed, as in
+    its authors' pipeline. `is_distilled`: to few steps. `text_bytes`: activations of its text
+    encoders for a text, in 16 bits. `context_heads`: attention heads by which ranks can share the
+    tokens of a forward; 0 if they cannot. `follows` and `reasons`: see `ModelCard`.
     """
 
     model: str
@@ -419,18 +425,29 @@ class VideoCard(Networks):
     max_prompt_tokens: int
     tiles: TileRule
     defaults: VideoDefaults
+    follows: frozenset[str]
     guides_below_one: bool = True
     forward: ForwardWork = ForwardWork()
     start: StartRule | None = None
     needs_start: bool = False
     chunks: ChunkRule | None = None
-    has_camera: bool = False
     wants_negative: bool = False
     cleaner: str = ""
     decode: DecodeWork = DecodeWork()
     text_bytes: int = 0
     is_distilled: bool = False
     context_heads: int = 0
+    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def has_camera(self) -> bool:
+        """True if its videos follow a camera path."""
+        return "camera" in self.follows
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Return the kinds of models that it is, as settings name their readers."""
+        return frozenset({"videos", "latents", *(["camera"] if self.has_camera else [])})
 
     def latent_grid(self, size: Size, num_frames: int) -> tuple[int, int, int]:
         """Return the latent frames, rows and columns of a video."""

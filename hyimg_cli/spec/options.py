@@ -57,6 +57,7 @@ sampling_option = partial(_of_job, panel=SAMPLING)
 _picture = partial(sampling_option, only="pictures")
 # The default depends on a picture's checkpoint.
 _checkpoint = partial(_picture, CHECKPOINT)
+_text = partial(_checkpoint, only="text")
 _video = partial(_of_job, panel=VIDEO, only="videos")
 outside_option = partial(_of_job, panel=OUTSIDE, only="pictures")
 _gate = partial(outside_option, None, commands=("eval",))
@@ -108,7 +109,7 @@ class JobOptions:
     )
     seed: Seed = sampling_option(None, "Seed of jobs without one.", is_basic=True)
     # Only some models read it, and only with guidance.
-    negative_prompt: str = sampling_option("", "What the result should not show.")
+    negative_prompt: str = sampling_option("", "What the result should not show.", only="negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +121,12 @@ class PictureOptions:
     bot_task: BotTask = _checkpoint(
         "Text to write before drawing.", spellings={"auto": "none", "image": "none"}, is_basic=True
     )
-    drop_think: bool = _checkpoint(
+    drop_think: bool = _text(
         "Denoise without the think text, or with it.", flags=("--drop-think/--keep-think",)
     )
     use_system_prompt: SystemPrompt = _checkpoint("System prompt to use.")
     system_prompt: str | None = _picture(None, "Text of the custom system prompt.")
-    ar_seed: Seed = _picture(None, "Seed of the text stage. Default: the job's seed.")
+    ar_seed: Seed = _picture(None, "Seed of the text stage. Default: the job's seed.", only="text")
     image_guidance_scale: Scale | None = _checkpoint(
         "Separate guidance strength for source images; off up to 1."
     )
@@ -145,14 +146,14 @@ class PictureOptions:
 class TextSampling:
     """How the AR stage picks tokens."""
 
-    temperature: Scale = _checkpoint("Sampling temperature of the text stage; 0 is greedy.")
-    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _checkpoint(
+    temperature: Scale = _text("Sampling temperature of the text stage; 0 is greedy.")
+    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = _text(
         "Sample text from the K most likely tokens; 0 turns this off."
     )
-    top_p: Annotated[float, Interval(gt=0, le=1)] = _checkpoint(
+    top_p: Annotated[float, Interval(gt=0, le=1)] = _text(
         "Sample text from the most likely tokens that add up to P; 1 turns this off."
     )
-    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _checkpoint(
+    max_new_tokens: Annotated[int, Interval(ge=1, le=65536)] = _text(
         "Maximum length of the text, in tokens."
     )
 
@@ -183,7 +184,10 @@ class VideoOptions:
     )
     # For models with two transformers (Wan 2.2), else None.
     guidance_scale_2: Scale | None = _video(
-        CHECKPOINT, "Guidance strength in the second of two transformers.", panel=""
+        CHECKPOINT,
+        "Guidance strength in the second of two transformers.",
+        panel="",
+        only="pair",
     )
 
 
@@ -243,5 +247,11 @@ def _defaults(*parts: Any) -> dict[str, Any]:
 PICTURE_OPTIONS = _defaults(PictureOptions, JobOptions)
 VIDEO_OPTIONS = _defaults(VideoOptions, JobOptions)
 TEXT_OPTIONS = _defaults(TextSampling)
+# What several families follow. A card names all options that its model follows, so that a new one
+# is refused, or reported, for every other model.
+OF_STEPS = frozenset({"num_inference_steps", "guidance_scale", "flow_shift", "step_cache", "seed"})
+OF_TEXT = frozenset({"bot_task", "ar_seed", "temperature", "top_k", "top_p", "max_new_tokens"})
+OF_TEXT |= {"cot_text", "cot_token_ids", "ratio_index", "written"}
+OF_VIDEOS = frozenset({"num_frames", "fps", "fit"})
 # Options of an edit that do not change the drawing: only the finishing is repeated.
 FINISHING = tuple(name for name in _defaults(KeepOutside) if name != "kept_source")

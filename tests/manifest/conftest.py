@@ -8,7 +8,7 @@ import pytest
 from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.spec.card import Bucket, ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
-from hyimg_cli.spec.options import TextSampling
+from hyimg_cli.spec.options import OF_STEPS, OF_TEXT, TextSampling
 
 DEFAULTS = SamplingDefaults(
     num_inference_steps=4,
@@ -37,6 +37,9 @@ CARD = ModelCard(
     max_positions=1024,
     vocab_size=328,
     defaults=DEFAULTS,
+    follows=OF_STEPS
+    | OF_TEXT
+    | {"drop_think", "use_system_prompt", "system_prompt", "infer_align_image_size"},
 )
 
 

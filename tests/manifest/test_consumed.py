@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.models.registry import model_card
+from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.card import Networks
@@ -34,20 +34,20 @@ def test_each_setting_is_named_as_it_was_given(make_job: Any) -> None:
     both = [f"{names} apply to videos only; this manifest has none"]
     of_latents = "videos and diffusers image models only; this manifest has none"
     other = f"HYIMG_PROMPT_CACHE applies to {of_latents}"
-    assert list(without_effect(settings, [make_job()], model_card)) == [*both, other]
+    assert [*without_effect(settings, [make_job()], model_card, video_card)] == [*both, other]
     card = replace(model_card("tiny-image"), networks=Networks(component_bytes=()))
-    assert list(without_effect(settings, [make_job()], lambda model: card)) == both
-    assert list(without_effect(settings, [], model_card)) == []
+    assert [*without_effect(settings, [make_job()], lambda model: card, video_card)] == both
+    assert [*without_effect(settings, [], model_card, video_card)] == []
 
 
 @pytest.mark.parametrize("command", ["check", "plan"])
 def test_commands_tell_it_on_stderr(
     run_cli: Callable[..., Any], write_manifest: Callable[..., Path], command: str
 ) -> None:
-    off = ["--no-kv-reuse", "--no-batch-invariant"]
+    off = ["--no-kv-reuse", "--prefix-cache-mb", "9"]
     films, both = write_manifest(FILM, name="films.jsonl"), write_manifest(FILM, {"prompt": "x"})
     ran = run_cli(command, films, *off)
-    names = "--no-kv-reuse, --no-batch-invariant"
+    names = "--no-kv-reuse, --prefix-cache-mb"
     assert f"note: {names} apply to pictures only; this manifest has none\n" in ran.err
     assert "appl" not in ran.out
     alone = run_cli(command, films, "--no-kv-reuse").err
@@ -59,7 +59,7 @@ def test_commands_tell_it_on_stderr(
 
 def test_what_only_models_with_a_camera_read_is_told_of_other_videos() -> None:
     settings = settle({"clips_together": 2}, {}, {})
-    told = ["--clips-together applies to models that follow a camera only; no video uses one"]
+    told = ["--clips-together applies to models that follow a camera only; this manifest has none"]
     film = VideoJob(
         custom_id="film",
         **FILM,
@@ -73,9 +73,11 @@ def test_what_only_models_with_a_camera_read_is_told_of_other_videos() -> None:
         guidance_scale=1.0,
         flow_shift=5.0,
     )
-    assert list(without_effect(settings, [film], model_card)) == told
-    assert list(without_effect(settings, [film, replace(film, camera="w-9")], model_card)) == []
-    assert list(without_effect(settle({}, {}, {}), [film], model_card)) == []
+    plain = video_card("tiny-video")
+    moving = replace(plain, follows=plain.follows | {"camera"})
+    assert [*without_effect(settings, [film], model_card, lambda model: plain)] == told
+    assert [*without_effect(settings, [film], model_card, lambda model: moving)] == []
+    assert [*without_effect(settle({}, {}, {}), [film], model_card, video_card)] == []
 
 
 def test_generate_tells_it_too(
@@ -102,7 +104,8 @@ def test_sizes_that_a_model_does_not_make_are_named(make_job: Any) -> None:
     jobs = [make_job(size=size) for size in (*asked, SizeRequest())]
     kept = make_job(size=SizeRequest(50, 50), images=("a.png",), outside=KeepOutside())
     aligned = make_job(size=SizeRequest(50, 50), images=("a.png",), infer_align_image_size=True)
-    found = list(without_effect(settle({}, {}, {}), [*jobs, kept, aligned], lambda model: card))
+    every = [*jobs, kept, aligned]
+    found = [*without_effect(settle({}, {}, {}), every, lambda model: card, video_card)]
     assert found == [
         "editor does not make the size of 3 jobs: 504x512 is fitted to 496x512, "
         "72x152 is fitted to 64x144"

@@ -349,7 +349,8 @@ defaults = SamplingDefaults(
     use_system_prompt="None", temperature=0.6, top_k=1024, top_p=0.95, max_new_tokens=64,
 )
 buckets = tuple(Bucket(i, Size(512 + 16 * i, 1024)) for i in range(37))
-card = ModelCard("m", "f", "n", True, False, buckets, 16, 1024, 1, 1, 1024, 328, defaults)
+facts = ("m", "f", "n", True, False, buckets, 16, 1024, 1, 1, 1024, 328, defaults)
+card = ModelCard(*facts, frozenset({"num_inference_steps", "seed"}))
 manifest = read_manifest(Path(sys.argv[1]))
 jobs, faults = resolve_jobs(manifest, settle({}, {}, {}), lambda model: card)
 plan = make_plan(jobs, lambda model: card)

@@ -33,7 +33,7 @@ VIDEO = replace(
         flow_shift=5.0,
     ),
     start=StartRule(1, 2, "stretch"),
-    has_camera=True,
+    follows=WAN_CARD.follows | {"camera"},
 )
 EDIT = {"prompt": "brighter", "images": ["in/a.png", "in/far/b.png"]}
 FILM = {"prompt": "it moves", "task": "i2v", "images": ["in/a.png"]}

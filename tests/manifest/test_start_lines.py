@@ -25,7 +25,10 @@ I2V = replace(T2V, start=StartRule(1, 1, "stretch"), needs_start=True)
 BOTH = replace(I2V, needs_start=False)
 LAST = replace(I2V, start=StartRule(2, 2, "stretch"))
 PAIR = replace(
-    I2V, start=StartRule(1, 2, "stretch"), defaults=replace(I2V.defaults, guidance_scale_2=3.5)
+    I2V,
+    start=StartRule(1, 2, "stretch"),
+    defaults=replace(I2V.defaults, guidance_scale_2=3.5),
+    follows=I2V.follows | {"guidance_scale_2"},
 )
 CROPS = replace(I2V, start=StartRule(1, 1, "crop", (Size(64, 64), Size(48, 80), Size(80, 48))))
 

@@ -19,6 +19,7 @@ from hyimg_cli.manifest.resolved import job_to_json, lines_beside
 from hyimg_cli.settings.config import Setting, settle
 from hyimg_cli.spec.card import ModelCard, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
+from hyimg_cli.spec.options import OF_STEPS, OF_VIDEOS
 from hyimg_cli.spec.plan import Group, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import tile_plan
@@ -43,7 +44,14 @@ CARD = VideoCard(
         guidance_scale=6.0,
         flow_shift=5.0,
     ),
+    follows=OF_STEPS | OF_VIDEOS | {"lora", "negative_prompt", "scheduler"},
 )
+
+
+def of_two(scale: float) -> VideoCard:
+    """The card of a model of two transformers."""
+    defaults = replace(CARD.defaults, guidance_scale_2=scale)
+    return replace(CARD, defaults=defaults, follows=CARD.follows | {"guidance_scale_2"})
 
 
 def read(*entries: dict[str, Any]) -> Manifest:
@@ -149,14 +157,15 @@ def test_a_setting_that_does_not_fit_is_said_once() -> None:
 
 def test_what_nobody_reads_is_refused() -> None:
     assert only_fault(guidance_scale=1, negative_prompt="blur").code == "manifest.unconsumed"
-    assert only_fault(guidance_scale_2=3.0).code == "manifest.unconsumed"
+    assert only_fault(guidance_scale_2=3.0).code == "manifest.not-followed"
     # As settings of a mixed run they pass.
+    assert only({}, guidance_scale_2=3.0).guidance_scale_2 is None
     job = only({"guidance_scale": 1}, negative_prompt="blur")
     assert (job.branch_count, "negative_prompt" in job_to_json(job)) == (1, False)
 
 
 def test_a_second_transformer_has_its_own_scale() -> None:
-    two = replace(CARD, defaults=replace(CARD.defaults, guidance_scale_2=3.0))
+    two = of_two(3.0)
     assert only({}, card=two).guidance_scale_2 == 3.0
     assert only({"guidance_scale_2": 2}, card=two).guidance_scale_2 == 2.0
     _, (unused,) = resolved({"guidance_scale_2": 2, "guidance_scale": 1}, card=two)
@@ -197,7 +206,7 @@ def test_line_flag_environment_recipe_checkpoint(name: str, first: int, tmp_path
         {f"HYIMG_{name.upper()}": variable} if first <= 2 else {},
         read_recipe(file) if first <= 3 else {},
     )
-    card = replace(CARD, defaults=replace(CARD.defaults, guidance_scale_2=9.0))
+    card = of_two(9.0)
     entry = {name: line if name == "negative_prompt" else json.loads(line)} if first == 0 else {}
     found = getattr(only(entry, card=card, settings=settings), name)
     own = {"negative_prompt": "", "num_frames": 121, "fps": 24, "guidance_scale_2": 9.0}

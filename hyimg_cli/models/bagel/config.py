@@ -28,6 +28,7 @@ from hyimg_cli.spec.card import (
     Working,
 )
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import OF_STEPS, OF_TEXT
 
 FAMILY = "bagel"
 WEIGHTS, VAE_WEIGHTS = "ema", "ae"
@@ -63,6 +64,8 @@ DEFAULTS = SamplingDefaults(
     guidance_renorm="global",
     guidance_renorm_min=0.0,
 )
+_OF_GUIDANCE = {"guidance_interval", "guidance_renorm", "guidance_renorm_min"}
+_OF_GUIDANCE |= {"image_guidance_scale"}
 # The settings of the authors' demo for edits.
 EDIT_DEFAULTS = replace(
     DEFAULTS, image_guidance_scale=2.0, guidance_interval=(0.0, 1.0), guidance_renorm="text_channel"
@@ -240,6 +243,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         vocab_size=decoder.vocab_size,
         defaults=DEFAULTS,
         edit_defaults=EDIT_DEFAULTS,
+        follows=OF_STEPS | OF_TEXT | _OF_GUIDANCE | {"infer_align_image_size"},
         latent_channels=arch.vae.z_channels,
         row_bytes=decoder.hidden_size * _BF16_BYTES,
         activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES))

@@ -196,19 +196,13 @@ class BagelPrompter(ImageCheckpoint):
 
     def _refuse_unread(self, job: ImageJob) -> None:
         """Raise JobError if the job sets a field that this model does not support."""
-        faults = {
-            "bot_task": job.bot_task not in ("none", "think"),
-            "drop_think": job.drop_think,
-            "use_system_prompt": job.use_system_prompt != "None",
-        }
-        for field, is_wrong in faults.items():
-            if is_wrong:
-                raise JobError(
-                    f"BAGEL does not support {field} = {getattr(job, field)}",
-                    where=field,
-                    hint="set bot_task to none or think" if field == "bot_task" else "remove it",
-                    code="job.unconsumed",
-                )
+        if job.bot_task not in ("none", "think"):
+            raise JobError(
+                f"BAGEL does not support bot_task = {job.bot_task}",
+                where="bot_task",
+                hint="set bot_task to none or think",
+                code="job.unconsumed",
+            )
         idle = sorted(job.user_fields & {*GUIDANCE_FIELDS})
         if job.guidance_scale <= 1 and idle:
             raise JobError(

@@ -120,14 +120,8 @@ class EditorFolder(ImageCheckpoint):
         is_unguided = kind.negative is not None and not kind.is_guided(job)
         is_unread = is_unguided and job.negative_prompt != own.negative_prompt
         for name, is_asked in (
-            ("guidance_scale", kind.is_distilled and job.guidance_scale != kind.guidance),
             ("size", not kind.takes_size and not (job.size.is_auto or job.outside)),
             ("num_inference_steps", kind.sigmas and job.num_inference_steps != kind.steps),
-            ("flow_shift", kind.has_own_shift and not keeps_shift),
-            ("bot_task", job.writes_text),
-            ("cot_text" if job.cot_text else "cot_token_ids", job.has_given_text),
-            ("system_prompt", job.system_prompt is not None),
-            ("use_system_prompt", job.use_system_prompt != "None"),
             ("negative_prompt", is_unread and "negative_prompt" in job.user_fields),
         ):
             if is_asked:
@@ -394,7 +388,8 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         most_images=kind.most,
         fits_kept=kind.fits_kept,
         edit_shape="square" if kind.squares else "source",
-        no_negative=kind.no_negative,
+        follows=kind.follows,
+        reasons={"negative_prompt": kind.no_negative},
         size_by_source=partial(size_by_source, kind, base_size),
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
@@ -403,7 +398,6 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
             if scheduler.flag("use_dynamic_shifting", False)
             else scheduler.number("shift", 1.0, above=0),
             **NO_TEXT,
-            has_negative_prompt=kind.negative is not None,
             negative_prompt=kind.negative or "",
         ),
     )

@@ -14,6 +14,7 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.licences import UNKNOWN, is_non_commercial, read_card
 from hyimg_cli.spec.card import GUIDES_AWAY, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.options import OF_STEPS
 
 APACHE, NON_COMMERCIAL = "Apache-2.0", "non-commercial"
 # Text width of FLUX.2 klein 4B: three layers of Qwen3-4B. Larger releases have a larger one.
@@ -147,6 +148,17 @@ class LibraryPipeline:
     def joins_branches(self) -> bool:
         """True if one forward computes both guidance branches."""
         return self.own_blocks == "joined branches"
+
+    @property
+    def follows(self) -> frozenset[str]:
+        """Return the options of jobs that it reads."""
+        is_read = {
+            "guidance_scale": not self.is_distilled,
+            "flow_shift": not self.has_own_shift,
+            "negative_prompt": self.negative is not None,
+        }
+        unread = {name for name, is_so in is_read.items() if not is_so}
+        return (OF_STEPS | {"lora", "negative_prompt", "infer_align_image_size"}) - unread
 
     def is_guided(self, job: ImageJob) -> bool:
         """Return True if the job's steps evaluate a second branch."""

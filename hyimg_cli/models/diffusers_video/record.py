@@ -39,6 +39,7 @@ from hyimg_cli.spec.card import (
 )
 from hyimg_cli.spec.gc_paused import freeze_libraries
 from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import OF_STEPS, OF_VIDEOS
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
@@ -63,6 +64,7 @@ _SHIFT_OF_TARGET = {640: 5.0, 960: 9.0}
 _HUNYUAN_BLOCKS, _WAN_BLOCKS, _WAN_HEADS = 54, 40, 40  # used if the configuration lacks it
 # Of the library's class, if the configuration lacks it.
 _WAN_POSITIONS = 1024
+_FOLLOWS = OF_STEPS | OF_VIDEOS | {"lora", "negative_prompt", "scheduler"}
 _QUOTED = re.compile(r'"(.*?)"|“(.*?)”')
 # A multiplication and its addition.
 _MAC = 2
@@ -272,6 +274,7 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         start=sizes if layout.starts_from_pictures else None,
         needs_start=layout.starts_from_pictures,
         is_distilled=is_distilled,
+        follows=_FOLLOWS,
         **stored_facts(layout, defaults),
     )
 
@@ -280,6 +283,8 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
     network, vae = layout.components["transformer"].config(), layout.components["vae"].config()
     cell = vae.count("scale_factor_spatial", 8)
     start = _wan_start(layout)
+    facts = stored_facts(layout, _wan_defaults(layout, start))
+    has_two = facts["defaults"].guidance_scale_2 is not None
     return VideoCard(
         model=model,
         # The pipeline requires 16, the patches more if a latent cell is 16 pixels.
@@ -301,7 +306,8 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         cleaner="ftfy",
         # WanPipeline.do_classifier_free_guidance: only above 1.
         guides_below_one=False,
-        **stored_facts(layout, _wan_defaults(layout, start)),
+        follows=_FOLLOWS | ({"guidance_scale_2"} if has_two else set()),
+        **facts,
     )
 
 

@@ -22,6 +22,7 @@ from hyimg_cli.models.hunyuan_image3.config import (
 from hyimg_cli.models.hunyuan_image3.split import expert_counts
 from hyimg_cli.spec.card import PICTURE_BYTES, Bucket, ModelCard, Routing, WeightCounts, Working
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import OF_STEPS, OF_TEXT
 
 FAMILY = "hunyuan_image3"
 _SMALL_FILES = (
@@ -38,6 +39,7 @@ _HALVES = "vae.encoder.", "vae.decoder."
 _EXTRA_SIZES = (Size(1024, 768), Size(1280, 720), Size(768, 1024), Size(720, 1280))
 # Maximum number of rows that fill up a group of 16 (`kernels.experts`).
 _FP8_FILLED_ROWS = 15
+_OF_PROMPTS = {"drop_think", "use_system_prompt", "system_prompt", "infer_align_image_size"}
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -74,6 +76,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         max_positions=arch.max_position_embeddings,
         vocab_size=arch.vocab_size,
         defaults=generation.defaults,
+        follows=OF_STEPS | OF_TEXT | _OF_PROMPTS,
         latent_channels=arch.vae.latent_channels,
         row_bytes=arch.hidden_size * _BF16_BYTES,
         activations=_activations(arch),

@@ -30,6 +30,7 @@ from hyimg_cli.models.lingbot_world.schedule import INDICES
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import ChunkRule, StartRule, TileRule, VideoCard, VideoDefaults
 from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.options import OF_VIDEOS
 
 if TYPE_CHECKING:
     from hyimg_cli.models.latent_video import LatentVideoModel
@@ -112,7 +113,8 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         blocks=shape.num_layers,
         decode=WAN_DECODE,
         text_bytes=umt5_bytes(encoder.config()) if encoder else 0,
-        has_camera=True,
+        follows=frozenset({"num_inference_steps", "flow_shift", "seed", "camera", *OF_VIDEOS}),
+        reasons={"guidance_scale": "it runs without guidance", "scheduler": "it has its own"},
         **facts,
     )
 
@@ -123,14 +125,6 @@ def check_job(job: VideoJob, card: VideoCard, positions: int) -> None:
     if job.num_inference_steps != len(INDICES):
         what = f"the model runs {len(INDICES)} steps, not {job.num_inference_steps}"
         raise _fault(what, "num_inference_steps", "remove the field")
-    if job.guidance_scale != 1:
-        what = f"the model runs without guidance, not at guidance_scale {job.guidance_scale:g}"
-        raise _fault(what, "guidance_scale", "give 1, or remove the field")
-    if job.lora:
-        raise _fault("the model does not support LoRA files", "lora", "remove the field")
-    if job.scheduler is not None:
-        what = "the model has its own scheduler"
-        raise _fault(what, "scheduler", "remove the field")
     if not job.camera:
         what = "the line has no camera, which the model needs"
         hint = f'set camera to a poses.npy or to keys ("none-{job.num_frames}" stands still)'

@@ -11,87 +11,59 @@ import pytest
 import torch
 from models.diffusers_image.classic import Checkpoint, line
 from safetensors.torch import save_file
-from settings.test_table import OFF_DEFAULT
+from settings.examples import EXAMPLES
 
-from hyimg_cli.manifest.fields import FIELDS
-from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.manifest.fields import OF_MODELS
+from hyimg_cli.models.registry import families, model_card
+from hyimg_cli.settings.table import READERS, SETTINGS
+from hyimg_cli.spec.card import ModelCard
+from hyimg_cli.spec.options import KeepOutside
 
 MODEL = "qwen-image-edit"
-# What the model makes of a setting. Of these it says nothing, and does as they say:
-FOLLOWED = set(
-    """
-    allow_model revision dtype device vae_use_tiling quantization cpu_offload enable_cpu_offload
-    attention_backend compile_blocks deterministic size n vary num_inference_steps
-    infer_align_image_size guidance_scale flow_shift step_cache seed negative_prompt
-    keep_outside region kv_reuse
-    prompt_cache prefix_cache_mb prefix_cache_host_mb prewarm
-    memory_gb gpu_memory_utilization cache_dir disk_cache disk_cache_mb replicas ray_address
-    output_dir format name metadata keep_gps checkpoint_every report fail_fast
-    max_consecutive_errors max_retries skip_invalid decode_graphs
-    background_pass tokens_between_steps
-    """.split()  # noqa: SIM905
-)
-# Told that no job reads them, by a part of the sentence.
-TOLD = {
-    "videos only": """video_components decode_tiles num_frames fps fit scheduler guidance_scale_2
-        clips_together vae_patch_parallel_size context_parallel_size frames""",
-    "models that write text": """drop_think ar_seed temperature top_k top_p max_new_tokens
-        batching_max_size batch_invariant""",
-    "keep_outside only": """kept_source region_mode on_global max_outside_change max_edited_area
-        max_spill""",
-    "lossy WebP only": "quality",
-    "WebP only": "lossless",
-}
-# Refused, by an error's code.
+# What this machine cannot do with the model, by an error's code.
 REFUSED = {
-    "usage.not-followed": "vae_dtype keep_quantized require_kv_reuse",
-    "usage.cpu-offload": "offload_experts",
-    "usage.tensor-parallel": "cfg_parallel_size tensor_parallel_size",
-    "manifest.not-followed": "bot_task use_system_prompt system_prompt",
-    "manifest.unconsumed": """image_guidance_scale guidance_interval guidance_renorm
-        guidance_renorm_min""",
-    "manifest.lora": "lora",  # a file that is not here; others: `test_settings.py`
+    "cfg_parallel_size": "usage.tensor-parallel",
+    "tensor_parallel_size": "usage.tensor-parallel",
+    "lora": "manifest.lora",  # a file that is not here
 }
+# What no job of the manifest does, by a part of the sentence.
+TOLD = dict.fromkeys(KeepOutside.__dataclass_fields__, "keep_outside only")
+TOLD |= {"quality": "lossy WebP only", "lossless": "WebP only"}
+# A region turns keep_outside on.
+del TOLD["region"]
 # Values that this machine can follow, and what else they need.
 BESIDE: dict[str, dict[str, Any]] = {
+    "attention_backend": {"attention_backend": "_native_math"},
     "quantization": {"quantization": "fp8"},
     "cpu_offload": {"device": "cuda"},
     "enable_cpu_offload": {"device": "cuda"},
     "gpu_memory_utilization": {"device": "cuda"},
+    "num_inference_steps": {"num_inference_steps": 7},
 }
-# Fields of a line alone, and settings that a line refuses otherwise, with the fault's slug.
-IN_LINE: dict[str, tuple[Any, str]] = {
-    "custom_id": ("b", ""),
-    "task": ("it2i", ""),
-    "prompt": ("blue", ""),
-    "images": (["s0.png"], ""),
-    "seeds": ([1, 2], ""),
-    "matrix": ({"guidance_scale": [1, 2]}, ""),
-    "metadata": ({"a": 1}, ""),
-    "cot_text": ("<think>x</think>", "not-followed"),
-    "cot_token_ids": ([1], "out-of-range"),
-    "ratio_index": (1, "unconsumed"),
-    "written": ({"a": 1}, "written"),
-    "camera": ("w-9", "foreign-field"),
-    "vary": ("picture", "unconsumed"),
-    "quality": (50, "unconsumed"),
-    "lossless": (True, "unconsumed"),
-}
+# Candidates are the run's, whatever the model; the models are given.
+NAMES = [
+    name
+    for name, row in SETTINGS.items()
+    if row.table != "candidates" and name not in ("model", "video_model")
+]
 
 
-def fate(table: dict[str, str]) -> dict[str, str]:
-    return {name: said for said, names in table.items() for name in names.split()}
+def fate(name: str, card: ModelCard) -> tuple[str, str]:
+    """The error's code, and else a part of the note, that a setting for the whole run meets."""
+    row, of_models = SETTINGS[name], {field.name for field in OF_MODELS}
+    is_for_some = row.only not in (None, "pictures", "videos")
+    if name in of_models and name not in card.follows and row.concerns("pictures"):
+        return ("", READERS[row.only].words) if is_for_some else ("manifest.not-followed", "")
+    if row.only and not {row.only} & card.kinds and name not in card.follows:
+        return "", READERS[row.only].words
+    if name == "offload_experts":  # refused before, by the weights
+        return "usage.cpu-offload", ""
+    if OF_OTHERS & {name, f"{name}={EXAMPLES[name]}"}:
+        return "usage.not-followed", ""
+    return REFUSED.get(name, ""), TOLD.get(name, "")
 
 
-def test_the_table_has_every_setting_and_every_field() -> None:
-    every = [*FOLLOWED, *fate(TOLD), *fate(REFUSED)]
-    assert len(every) == len(set(every))
-    # Candidates are the run's, whatever the model.
-    settings = {name for name, row in SETTINGS.items() if row.table != "candidates"}
-    assert {*every, "model", "video_model"} == settings
-    apart = {"model", "width", "height", "seed"}  # other tests', or of another field
-    apart |= {"candidate_of", "candidate", "draft_of"}  # written by hyimg
-    assert {field.name for field in FIELDS} - SETTINGS.keys() <= IN_LINE.keys() | apart
+OF_OTHERS = frozenset[str]().union(*(one.follows for one in families() if one.makes == "pictures"))
 
 
 @pytest.fixture
@@ -111,36 +83,20 @@ def checked(
     return check
 
 
-@pytest.mark.parametrize("name", [*sorted(FOLLOWED), *fate(TOLD), *fate(REFUSED)])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_setting_is_followed_or_told_or_refused(
-    checked: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    checked: Any, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    for one, value in ({"device": "cpu", name: OFF_DEFAULT[name]} | BESIDE.get(name, {})).items():
-        monkeypatch.setenv(SETTINGS[one].variable, str(value))
+    for one, value in ({"device": "cpu", name: EXAMPLES[name]} | BESIDE.get(name, {})).items():
+        said = ",".join(value) if isinstance(value, tuple) else str(value)
+        monkeypatch.setenv(SETTINGS[one].variable, said)
     kept = {"size": "128x64"} if name in ("keep_outside", "region") else {}
-    ran = checked(kept)
-    refusal, told = fate(REFUSED).get(name), fate(TOLD).get(name)
-    assert (ran.code == 0) is (refusal is None), ran.err
-    assert ("note: HYIMG_" in ran.err) is (told is not None), ran.err
-    assert f"error[{refusal}]" in ran.err or refusal is None
-    assert told is None or told in ran.err
+    ran, (refusal, told) = checked(kept), fate(name, model_card(str(checkpoint(MODEL))))
+    assert (ran.code == 0) is (not refusal), ran.err
+    assert ("note: HYIMG_" in ran.err) is bool(told), ran.err
+    assert f"error[{refusal}]" in ran.err or not refusal
+    assert told in ran.err
     assert name in ran.err.lower().replace("-", "_") or not (refusal or told)
-
-
-IN_LINES = [name for name, row in SETTINGS.items() if row.in_line and name != "lora"]
-
-
-@pytest.mark.parametrize("name", dict.fromkeys([*IN_LINES, *IN_LINE]))
-def test_a_field_is_followed_or_refused_at_its_line(checked: Any, name: str) -> None:
-    """What a flag would be told of is a fault of a line."""
-    value, slug = IN_LINE.get(name, (OFF_DEFAULT.get(name), ""))
-    if name not in IN_LINE and name not in FOLLOWED:
-        refusal = fate(REFUSED).get(name, "manifest.unconsumed")
-        slug = "foreign-field" if SETTINGS[name].only == "videos" else refusal.split(".")[1]
-    ran = checked({name: value})
-    assert (ran.code == 0) is (not slug), ran.err
-    assert not slug or f"error[manifest.{slug}]" in ran.err, ran.err
-    assert not slug or f"jobs.jsonl:1: {name}" in ran.err, ran.err
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_source_of_any_kind_is_read_as_the_rgb_picture_that_it_shows(
         ("z-image", {"negative_prompt": "<|im_start|>"}, "control-token"),
         ("longcat", {"prompt": "a <|image_pad|>"}, "control-token"),
         ("longcat", {"prompt": "a <b> and <|b|>"}, ""),
-        ("kontext", {"negative_prompt": "green"}, "foreign-field"),
+        ("kontext", {"negative_prompt": "green"}, "not-followed"),
         ("longcat-edit", {"images": ["odd.png"], "task": "it2i", "size": "64x64"}, "not-followed"),
         ("qwen-image", {"num_inference_steps": 1}, "one-step"),
     ],

@@ -98,7 +98,10 @@ def test_a_line_is_checked_before_anything_is_loaded(
             "camera": "w-3",
         },
         "the model runs 4 steps, not 8": {"steps": 8, "camera": "w-3"},
-        "the model runs without guidance": {"guidance_scale": 5, "camera": "w-3"},
+        "does not follow guidance_scale: it runs without guidance": {
+            "guidance_scale": 5,
+            "camera": "w-3",
+        },
         "a start image as well as a prompt": {"task": "t2v", "images": None, "camera": "w-3"},
     }
     rows = [{k: v for k, v in row.items() if v is not None} for row in faults.values()]
@@ -113,7 +116,7 @@ def test_a_line_is_checked_before_anything_is_loaded(
         own = [one["message"] for where, one in told.items() if f".jsonl:{number}: " in where]
         assert any(what in message for message in own), (what, own)
     other = run_cli("check", manifest({"camera": "w-3"}), "--json")
-    assert "this model does not follow a camera" in other.out
+    assert "tiny-video does not follow camera" in other.out
 
 
 def test_a_plan_counts_the_components_of_their_own_folder(
