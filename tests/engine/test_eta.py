@@ -10,7 +10,7 @@ from event_kinds import is_done
 
 from hyimg_cli.cache.disk import RATES, DiskStore
 from hyimg_cli.engine.eta import STAGES, Eta, KeptRates, Rates
-from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
+from hyimg_cli.settings.run import CacheConfig, JobKind, OutputConfig, RunConfig
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.events import (
     BranchTokens,
@@ -375,6 +375,7 @@ def test_what_is_damaged_is_dropped_and_told(
 
 
 # A checkpoint counts by its fingerprint; what becomes of failures takes no time of a unit.
+KINDS: dict[str, JobKind] = {"tiny-image": "pictures", "tiny-video": "videos"}
 _COUNTS = [
     n
     for n, row in SETTINGS.items()
@@ -389,10 +390,9 @@ def test_runs_with_another_setting_are_not_alike(name: str, config: RunConfig, p
     other = {"dtype": "bfloat16", "device": "cuda", "disk_cache_mb": 7}.get(name, "other")
     changed = replace(config, **{part: replace(getattr(config, part), **{field: other})})
     KeptRates(config).keep(plan, {model: {"load": 1.0} for model in ("tiny-image", "tiny-video")})
-    only, is_policy = row.only, part == "failure"
+    reads = {kind: row.concerns(kind, denoises_latents=True) for kind in KINDS.values()}
     assert kept(changed, plan) == {
-        "tiny-image": [1.0] if is_policy or only == "videos" else [],
-        "tiny-video": [1.0] if is_policy or only == "pictures" else [],
+        model: [] if reads[kind] and part != "failure" else [1.0] for model, kind in KINDS.items()
     }
 
 
