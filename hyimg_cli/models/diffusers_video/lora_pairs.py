@@ -37,6 +37,7 @@ for _name in ("bitsandbytes.backends.cpu.ops", "diffusers.loaders.lora_conversio
     logging.getLogger(_name).setLevel(logging.ERROR)
 PREFIX = "transformer."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+_BIAS = ".lora_B.bias"
 _METADATA = "lora_adapter_metadata"
 _HINT = "use a LoRA made for this model"
 # Adapters of other kinds, by a part of their tensors' names.
@@ -50,6 +51,8 @@ _OTHER_KINDS = {
     "on_input": "an (IA)3 adapter",
 }
 _OF_PEFT = "base_model.model."
+# Entries for text encoders: diffusers', kohya's.
+_OF_TEXT = re.compile(r"text_encoders?(_\d)?\.|(lora_)?te\d?[._]")
 # The last part of a header's key that gives alpha: lora_alpha, ss_network_alpha, ...
 _ALPHA = re.compile(r"(?:^|[._])(?:lora|network)_alpha$")
 _RANK_STABLE = re.compile(r"(?:^|[._])use_rslora$")
@@ -106,6 +109,7 @@ def read_pairs(file: Path, part: Component, family: str, network: Any = None) ->
     with open_tensors(file) as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     _refuse_kinds(tensors, file)
+    tensors = _numbers_of(tensors, file)
     metadata = _metadata_of(file)
     made = _convert(tensors, _converter(family, file), file)
     _refuse_strays(made, part, file)
@@ -247,6 +251,35 @@ def _refuse_kinds(tensors: Mapping[str, Tensor], file: Path) -> None:
         raise misfit(file, "it has no pairs of LoRA matrices", list(tensors))
 
 
+def _numbers_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Return the tensors as converters can compute with them: 8-bit floats have no products.
+
+    Raises CheckpointError for tensors that are no weights: empty, integers, or not finite.
+    """
+    found = {name: one.float() if one.dtype.itemsize == 1 else one for name, one in tensors.items()}
+    for why, names in (
+        (
+            "some of its tensors are empty",
+            [name for name, one in found.items() if not len(one.flatten())],
+        ),
+        (
+            "some of its tensors are integers, which are not read",
+            [
+                name
+                for name, one in tensors.items()
+                if not one.is_floating_point() and not name.endswith(".alpha")
+            ],
+        ),
+        (
+            "some of its tensors are not finite",
+            [name for name, one in found.items() if not one.isfinite().all()],
+        ),
+    ):
+        if names:
+            raise misfit(file, why, names, "download it again, or use another file of this LoRA")
+    return found
+
+
 def _refuse_strays(made: _Converted, part: Component, file: Path) -> None:
     """Raise CheckpointError for a converted entry without a layer, a shape or its other half."""
     layers, pairs = part.tensors(), made.pairs
@@ -271,11 +304,23 @@ def _refuse_strays(made: _Converted, part: Component, file: Path) -> None:
                 missing = halves[half].removesuffix(".weight").removeprefix(".")
                 why = f"{missing}, the other half of a pair, is missing"
                 raise misfit(file, why, sorted(made.origins[name] or {name}))
-    why = f"{part.name} has no layer for {len(wrong)} of its {len(pairs)} entries"
-    stored = [f"{name.removeprefix(PREFIX).partition('.lora_')[0]}.weight" for name in wrong]
-    if all(name in layers for name in stored):
-        why = f"{part.name} has layers of other shapes for {len(wrong)} of its {len(pairs)} entries"
-    raise misfit(file, why, names)
+    some = f"{len(wrong)} of its {len(pairs)} entries"
+    if texts := [name for name in names if _OF_TEXT.match(name)]:
+        why = f"it changes a text encoder, too ({len(texts)} entries), which is not supported"
+        raise misfit(
+            file, why, texts, "remove these entries, or use a LoRA for the transformer alone"
+        )
+    stems = [name.removeprefix(PREFIX).partition(".lora")[0] for name in wrong]
+    is_named = all(name.startswith(PREFIX) and name.endswith((DOWN, UP, _BIAS)) for name in wrong)
+    # One part before the name: unet., module.
+    if not is_named and all(
+        {f"{stem}.weight", f"{stem.partition('.')[2]}.weight"} & layers.keys() for stem in stems
+    ):
+        hint = f"rename them as {PREFIX}LAYER{DOWN}, or save it with diffusers (save_lora_weights)"
+        raise misfit(file, f"diffusers does not read the names of {some}", names, hint)
+    if all(f"{stem}.weight" in layers for stem in stems):
+        raise misfit(file, f"{part.name} has layers of other shapes for {some}", names)
+    raise misfit(file, f"{part.name} has no layer for {some}", names)
 
 
 def _is_fitting(name: str, pairs: Mapping[str, Tensor], layers: Mapping[str, TensorInfo]) -> bool:

@@ -222,11 +222,56 @@ def test_what_does_not_fit_is_said_by_the_files_own_names(
         ("qwen-image", peft, ("PEFT's own", "base_model.model.")),
         ("qwen-image", half, ("lora_B, the other half of a pair, is missing", "to_q.lora_A")),
         ("qwen-image", {"a.weight": torch.ones(2, 2)}, ("no pairs of LoRA matrices", "a.weight")),
-        ("kontext", text, ("no layer for 2 of its 4", "lora_te1_text_model")),
+        ("kontext", text, ("a text encoder, too (2 entries)", "lora_te1_text_model")),
     ):
         with pytest.raises(CheckpointError) as caught:
             read(kind, tensors)
         assert all(word in caught.value.what for word in words), caught.value.what
+
+
+# What trainers write before and after the name of a layer.
+AROUND = ("{}.lora_A.weight", "unet.{}.lora_A.weight", "module.{}.lora_A.weight",
+          "transformer.{}.lora_A.default_0.weight", "transformer.{}.lora.down.weight")  # fmt: skip
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_names_are_at_fault_where_the_shapes_are_right(read: Any, around: str) -> None:
+    down = around.format("transformer_blocks.0.attn.to_q")
+    up = down.replace("lora_A", "lora_B").replace("down", "up")
+    pairs = {down: torch.ones(RANK, 48), up: torch.ones(48, RANK)}
+    with pytest.raises(CheckpointError, match="does not read the names of 2 of its 2") as caught:
+        read("qwen-image", pairs)
+    assert "rename them as transformer.LAYER.lora_A.weight" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda one: (one * 9).to(torch.int8), "are integers"),
+        (lambda one: one > 0, "are integers"),
+        (lambda one: one * torch.nan, "are not finite"),
+        (lambda one: (one * 1e6).half(), "are not finite"),
+        (lambda one: one[:0] if len(one) == RANK else one[:, :0], "are empty"),
+    ],
+)
+def test_tensors_that_are_no_weights_are_refused(
+    checkpoint: Checkpoint, read: Any, change: Callable[[Tensor], Tensor], why: str
+) -> None:
+    for kind, layer in LAYERS.items():
+        whole = pair(checkpoint(kind), layer, is_down=kind == "kontext")
+        with pytest.raises(CheckpointError, match=f"some of its tensors {why}"):
+            read(kind, {name: change(one).contiguous() for name, one in whole.items()})
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_8_bit_floats_are_converted_as_others(checkpoint: Checkpoint, read: Any, kind: str) -> None:
+    whole = pair(checkpoint(kind), LAYERS[kind], is_down=kind == "kontext")
+    if kind != "klein":
+        whole[f"{LAYERS[kind]}.alpha"] = torch.tensor(2.0)
+    narrow = {name: one.to(torch.float8_e4m3fn) for name, one in whole.items()}
+    found = read(kind, narrow).pairs
+    for name, one in read(kind, whole).pairs.items():
+        assert torch.equal(found[name], one)
 
 
 def test_whatever_a_converter_raises_is_a_misfit(checkpoint: Checkpoint, read: Any) -> None:
