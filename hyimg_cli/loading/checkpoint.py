@@ -5,7 +5,7 @@ tensors a model expects.
 """
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,14 +67,15 @@ def fault(name: str, what: str, where: Path | str = "", hint: str = "") -> Check
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     """Return a checkpoint's safetensors files: one file, or the shards of its index.
 
-    `stem`: the part of their names before `.safetensors`. Pickle files are ignored. Raises
-    CheckpointError if the folder, the safetensors or a shard is missing.
+    `stem`: the part of their names before `.safetensors`. If there are both, transformers reads
+    the one file, and diffusers the shards. Pickle files are ignored. Raises CheckpointError if the
+    folder, the safetensors or a shard is missing.
     """
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
         raise fault("missing", "checkpoint folder not found", folder, hint)
     single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    if single.exists():
+    if single.exists() and (stem == STEM or not _has_shards(index)):
         return (single,)
     if not index.exists():
         raise _no_weights(folder, stem)
@@ -82,6 +83,7 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     if strays := [name for name in names if Path(name).name != name]:
         raise fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
     if missing := [name for name in names if not (folder / name).exists()]:
+        refuse_dead_link(folder / missing[0])
         what = f"{len(missing)} of {len(names)} shards missing: {names_text(missing)}"
         raise fault("missing-shard", what, folder, _COPY_MISSING)
     return tuple(folder / name for name in names)
@@ -91,7 +93,7 @@ def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
     """Return every tensor of the checkpoint by name; headers are checked against the files."""
     files = weight_files(folder, stem)
     found = [pair for file in files for pair in file_tensors(file).items()]
-    if files[0].name == f"{stem}.safetensors":
+    if files == (folder / f"{stem}.safetensors",):
         return dict(found)
     # The index and the shards must agree: some loaders use one, some the other.
     index = folder / f"{stem}.safetensors.index.json"
@@ -200,7 +202,17 @@ def check_tensors(
     if parts := listed(faults):
         what = f"{title}the weights do not match the configuration: {parts}"
         hint = "use config.json and weights of the same checkpoint"
+        if prefix := _prefix_of(unexpected, missing):
+            what = f"{title}the names of its {len(unexpected)} tensors begin with {prefix}"
+            hint = "use the checkpoint's folder in diffusers' layout, or save them without it"
         raise fault("mismatch", what, where, hint)
+
+
+def _prefix_of(names: Sequence[str], expected: Sequence[str]) -> str:
+    """Return what `names` have before the expected names; empty if they differ in more."""
+    least = min(expected, default="")
+    prefix = next((name.removesuffix(least) for name in names if name.endswith(least)), "")
+    return prefix if {f"{prefix}{name}" for name in expected} == set(names) else ""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -210,6 +222,7 @@ def read_json(path: Path) -> dict[str, Any]:
             refuse_pointer(path)
         value = json_of(text_of(path, TABLE_BYTES))
     except FileNotFoundError:
+        refuse_dead_link(path)
         what = f"{path.parent.name}/{path.name} is missing"
         raise fault("missing", what, path.parent, _COPY_MISSING) from None
     except (OSError, ValueError) as error:
@@ -217,6 +230,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise fault("json", f"{path.name} is not a JSON object", path)
     return value
+
+
+def refuse_dead_link(path: Path) -> None:
+    """Raise CheckpointError for a link to what is gone, as in a hub's cache that was cleaned."""
+    if path.is_symlink() and not path.exists():
+        what = f"{path.name} is a link to a file or folder that is gone: {path.readlink()}"
+        hint = "download the checkpoint again, or copy its files and not the links to them"
+        raise fault("missing", what, path.parent, hint)
 
 
 def promised_bytes(folder: Path, stem: str = STEM) -> int | None:
@@ -269,6 +290,7 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
+        refuse_dead_link(path)
         what = f"{path.name} cannot be read: {getattr(error, 'strerror', None) or error}"
         hint = "download or copy the checkpoint again"
         raise fault("unreadable", what, path.parent, hint) from None
@@ -285,8 +307,16 @@ def _weight_map(path: Path) -> dict[str, str]:
         raise fault("index", what, path) from error
 
 
+def _has_shards(index: Path) -> bool:
+    return index.exists() and any(
+        (index.parent / one).exists() for one in _weight_map(index).values()
+    )
+
+
 def _no_weights(folder: Path, stem: str) -> CheckpointError:
     """Return the error for a folder without a complete set of safetensors files."""
+    for suffix in (".safetensors", ".safetensors.index.json"):
+        refuse_dead_link(folder / f"{stem}{suffix}")
     names = sorted(path.name for path in folder.iterdir())
     if ggufs := [name for name in names if name.endswith(".gguf")]:
         what = f"the weights are GGUF ({names_text(ggufs)}), which is not supported"

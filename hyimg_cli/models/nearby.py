@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyimg_cli.errors import CheckpointError
-from hyimg_cli.loading.checkpoint import fault, read_json
+from hyimg_cli.loading.checkpoint import fault, read_json, refuse_dead_link
 from hyimg_cli.spec.units import names_text
 
 _INDEX = "model_index.json"
@@ -44,6 +44,10 @@ def refuse_nearby(folder: Path) -> None:
         shown = names_text([str(one.relative_to(folder)) for one in inside])
         what = f"this folder is not a checkpoint itself; the checkpoint is in {shown}"
         raise fault("missing", what, folder, f"give {inside[-1]}")
+    if {"transformer", "vae"} <= {one.name for one in own}:
+        refuse_dead_link(folder / _INDEX)
+        what = f"{folder.absolute().name}/{_INDEX} is missing"
+        raise fault("missing", what, folder, "download it into the folder")
     names = sorted(one.name for one in folder.iterdir() if one.suffix in (".gguf", ".safetensors"))
     if names and not any((folder / one).is_dir() for one in ("transformer", "vae")):
         if any(name == "model.safetensors" or name.startswith("ema.") for name in names):

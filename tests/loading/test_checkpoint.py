@@ -1,6 +1,7 @@
 """Faults of checkpoint files are found from headers, named, and cost no weight reading."""
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from hyimg_cli.loading.checkpoint import (
 INDEX = "model.safetensors.index.json"
 A = "model-00001-of-00002.safetensors"
 B = "model-00002-of-00002.safetensors"
+DIFFUSERS = "diffusion_pytorch_model"
 
 
 def tensor(*shape: int, seed: int = 0) -> np.ndarray:
@@ -112,6 +114,44 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
     assert error.code == "checkpoint.missing-shard"
     assert B in error.what
     assert "1 of 2" in error.what
+
+
+def test_of_one_file_and_shards_the_librarys_choice_is_read(sharded: Path) -> None:
+    """A stray file next to the shards, as from another tool."""
+    save_file({"stray": tensor(1, 2)}, sharded / "model.safetensors")
+    assert set(tensor_index(sharded)) == {"stray"}
+    for path in sharded.glob("model*"):
+        path.rename(path.with_name(path.name.replace("model", DIFFUSERS, 1)))
+    index = sharded / f"{DIFFUSERS}.safetensors.index.json"
+    index.write_text(index.read_text().replace("model", DIFFUSERS))
+    assert set(tensor_index(sharded, DIFFUSERS)) == {"w", "b"}
+    for name in (A, B):
+        (sharded / name.replace("model", DIFFUSERS)).unlink()
+    assert set(tensor_index(sharded, DIFFUSERS)) == {"stray"}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", A, "model.safetensors.index.json"])
+def test_a_link_to_what_is_gone_is_named(sharded: Path, name: str) -> None:
+    path = sharded / name
+    path.unlink(missing_ok=True)
+    if name == "model.safetensors":
+        (sharded / "model.safetensors.index.json").unlink()
+    path.symlink_to("../../blobs/0a1b")
+    error = fault_of(sharded)
+    assert f"{name} is a link to a file or folder that is gone: ../../blobs/0a1b" in error.what
+
+
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "model.diffusion_model."])
+def test_what_stands_before_every_name_is_said(prefix: str) -> None:
+    found = {f"{prefix}{name}": TensorInfo((2,), "F32", A) for name in ("w", "b.w")}
+    with pytest.raises(CheckpointError, match=re.escape(f"begin with {prefix}")):
+        check_tensors(found, {"w": (2,), "b.w": (2,)}, "here")
+    with pytest.raises(CheckpointError, match=re.escape("1 missing: b.w; 1 unexpected: b.w0")):
+        check_tensors(
+            {"w": TensorInfo((2,), "F32", A), "b.w0": TensorInfo((2,), "F32", A)},
+            {"w": (2,), "b.w": (2,)},
+            "here",
+        )
 
 
 @pytest.mark.parametrize("kept", [0, 4, 20, -1])

@@ -268,6 +268,7 @@ def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Comp
             hint = f"use {known}; code in a checkpoint is never executed"
             raise checkpoint.fault("component", what, folder, hint)
     if not (folder / name).is_dir():
+        checkpoint.refuse_dead_link(folder / name)
         what = f"the folder {name}/ is missing ({INDEX} names it)"
         hint = "download the checkpoint again with all folders, or copy the missing one"
         raise checkpoint.fault("missing", what, folder, hint)

@@ -7,6 +7,7 @@ the same tokens, so every prompt would give the same picture.
 """
 
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from hyimg_cli.loading import checkpoint
@@ -15,6 +16,7 @@ from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 
 # Sets of files, each enough for a tokenizer.
 _ENOUGH = (("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
+_OF_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 # It reads bytes, without a vocabulary.
 _OF_BYTES = "ByT5Tokenizer"
 _HINT = "download the tokenizer's folder again with all its files, or copy the missing ones"
@@ -34,9 +36,9 @@ def refuse_unreadable(component: Component) -> None:
         return
     if component.class_name.endswith(("ImageProcessor", "FeatureExtractor")):
         return
-    if name.endswith("processor") and not any(
-        (folder / one).is_file() for one in ("preprocessor_config.json", "processor_config.json")
-    ):
+    for one in ("tokenizer.json", *_OF_PROCESSOR, *chain.from_iterable(_ENOUGH)):
+        checkpoint.refuse_dead_link(folder / one)
+    if name.endswith("processor") and not any((folder / one).is_file() for one in _OF_PROCESSOR):
         what = f"{name}/preprocessor_config.json is missing"
         raise checkpoint.fault("missing-file", what, folder, _HINT)
     for names in _ENOUGH:

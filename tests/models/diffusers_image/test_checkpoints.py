@@ -356,8 +356,13 @@ def test_paths_near_a_checkpoint_say_where_it_is(
     (tmp_path / "one").mkdir()
     for name in ("one/model-Q4.gguf", "one.safetensors", "notes.txt"):
         (tmp_path / name).write_bytes(b"GGUF")
+    shutil.copytree(commit, tmp_path / "two")
+    (tmp_path / "two" / "model_index.json").unlink()
+    (tmp_path / "cleaned").symlink_to("gone/a1")
     manifest = str(write_manifest(line("a", "red")))
     for path, named in (
+        ("two", "two/model_index.json is missing"),
+        ("cleaned", "cleaned is a link to gone/a1, which does not exist"),
         ("models--a--b", "the checkpoint is in snapshots/a1"),
         ("models--a--b/snapshots", "the checkpoint is in a1"),
         ("models--a--b/snapshots/a1/vae", "this is the part vae of the checkpoint in"),
