@@ -19,7 +19,7 @@ from hyimg_cli.errors import MachineError, installed_version
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.journal.provenance import cores, cpu_name
 from hyimg_cli.settings.run import QUANTIZATIONS, Quantization, RunConfig
-from hyimg_cli.spec.compilers import COMPILER_HINT, compiler_lacks, triton_lacks
+from hyimg_cli.spec.compilers import COMPILER_HINT, compiler_lacks
 from hyimg_cli.spec.units import bytes_text
 
 if TYPE_CHECKING:
@@ -140,12 +140,12 @@ def kernels(config: RunConfig) -> Check:
     """Check each quantization for kernels, and name the optional packages that they use."""
     import torch
 
-    (kind, dtype), chosen = precision(config.model), config.model.quantization
+    (kind, _), chosen = precision(config.model), config.model.quantization
     device = torch.device(kind if kind == "cpu" or torch.cuda.is_available() else "cpu")
     found, missing = [], ""
     for form in QUANTIZATIONS:
         try:
-            found.append(f"{form}: {_choice(form, device, dtype)}")
+            found.append(f"{form}: {_choice(form, device)}")
         except MachineError as error:
             found.append(f"{form}: {error.what}")
             missing = error.hint if form == chosen else missing
@@ -164,7 +164,7 @@ def kernels(config: RunConfig) -> Check:
     return Check("ok", told)
 
 
-def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
+def _choice(form: Quantization, device: "torch.device") -> str:
     """Return the text on a quantization. Raises MachineError if it has no kernel here."""
     import torch
 
@@ -177,22 +177,4 @@ def _choice(form: Quantization, device: "torch.device", dtype: str) -> str:
         return empty_stack(form, _EXPERTS, rows, _WIDTH, device)
 
     experts_of((stack(2 * _WIDTH), stack(_WIDTH)))
-    return f"works{_limit_of_graphs(form, device, dtype)}"
-
-
-def _limit_of_graphs(form: Quantization, device: "torch.device", dtype: str) -> str:
-    """Return a text on the limit of decode steps as CUDA graphs.
-
-    Empty if there is no limit, or if graphs are never used.
-    """
-    import torch
-
-    from hyimg_cli.kernels.choice import ANY_ROWS, rows_unread
-
-    if device.type != "cuda" or triton_lacks():
-        return ""
-    capability = torch.cuda.get_device_capability(device)
-    rows = rows_unread(capability, getattr(torch, dtype), form)
-    if rows == ANY_ROWS:
-        return ""
-    return f", CUDA graphs up to {rows} rows" if rows else ", no CUDA graphs"
+    return "works"

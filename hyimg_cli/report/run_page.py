@@ -42,7 +42,6 @@ from hyimg_cli.journal.journal import (
 )
 from hyimg_cli.journal.journal_file import outcomes_in, whole_lines
 from hyimg_cli.journal.past_run import object_in, read_run_info, resolved_jobs
-from hyimg_cli.journal.provenance import cores
 from hyimg_cli.models.registry import TOYS
 from hyimg_cli.report.current import is_current, keep_state
 from hyimg_cli.report.page import render
@@ -56,8 +55,10 @@ DATA = "report"
 # The run of a server's batch is in the batch's folder.
 _BATCH_RUN = re.compile(r"(batch_[0-9a-f]{24})/run")
 _PER_FILE = 200
-# The maximum share of a run's time that is spent on its page.
-SHARE = 0.01
+# After a refresh, the page of a run waits for so many times as long as that took.
+PAUSE = 100
+# For a refresh, and so at most every 20 s.
+_THUMBNAILS_S = 0.2
 logger = logging.getLogger(__name__)
 
 
@@ -153,16 +154,15 @@ class RunPage:
 
 
 class LivePage:
-    """Updates a run's page during the run, in a separate thread, in a share of the run's time.
+    """Updates a run's page during the run, in a separate thread, with pauses.
 
-    `SHARE` limits the thread's processor time. With few cores, that time slows the run itself.
+    With few cores, its time slows the run itself.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._share = SHARE * max(1, cores() // 2)
         self._began = time.perf_counter()
-        self._spent_s = self._last_s = 0.0
+        self._spent_s = self._next_s = 0.0
         self._has_news = self._has_shown_any = False
         self._page: RunPage | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="report")
@@ -170,7 +170,7 @@ class LivePage:
 
     def look(self, event: Event) -> None:
         """Start a refresh if there are new results and enough time; never blocks."""
-        is_news, left_s = isinstance(event, JobEnded), 0.0
+        is_news = isinstance(event, JobEnded)
         self._has_news |= is_news
         # Refresh at once for the folder as the run finds it, then for the first picture.
         if self._at_work is not None and (self._has_shown_any or not is_news):
@@ -178,12 +178,12 @@ class LivePage:
             if not self._at_work.done() or self._at_work.exception() is not None:
                 return
             assert self._page is not None, "it was made by the first refresh"
-            left_s = self._allowed_s - self._last_s
-            if left_s <= 0 or not (self._has_news or self._page.is_waiting):
+            is_early = time.perf_counter() < self._next_s
+            if is_early or not (self._has_news or self._page.is_waiting):
                 return
         self._has_news = False
         self._has_shown_any |= is_news
-        self._at_work = self._thread.submit(self._refresh, left_s)
+        self._at_work = self._thread.submit(self._refresh)
 
     def close(self) -> bool:
         """Write the final page; return True if it changed. Raises as `RunPage` does.
@@ -196,25 +196,22 @@ class LivePage:
             return False
         # Start again from an empty state, to notice changes in the pictures.
         self._page = None
-        changed = self._refresh(max(0.0, self._allowed_s), is_running=False)
+        changed = self._refresh(is_running=False)
         if self._page is not None and not self._page.is_waiting:
             keep_state(self._folder)
         took_s = time.perf_counter() - self._began
         logger.info("the page took %.2f s of the run's %.1f s", self._spent_s, took_s)
         return changed
 
-    @property
-    def _allowed_s(self) -> float:
-        return self._share * (time.perf_counter() - self._began) - self._spent_s
-
-    def _refresh(self, thumbnails_s: float, *, is_running: bool = True) -> bool:
+    def _refresh(self, *, is_running: bool = True) -> bool:
         began = time.thread_time()
         try:
             self._page = self._page or RunPage(self._folder)
-            return self._page.refresh(is_running=is_running, thumbnails_s=thumbnails_s)
+            return self._page.refresh(is_running=is_running, thumbnails_s=_THUMBNAILS_S)
         finally:
-            self._last_s = time.thread_time() - began
-            self._spent_s += self._last_s
+            last_s = time.thread_time() - began
+            self._spent_s += last_s
+            self._next_s = time.perf_counter() + PAUSE * last_s
 
 
 class ResolvedJobs:
@@ -248,10 +245,14 @@ class ResolvedJobs:
         with suppress(ValueError):  # no sources, or both absolute and relative paths
             self.shared = Path(os.path.commonpath(folders))
 
+    def place_of(self, result: Entry) -> int:
+        """Return a result's place; a job that left the manifest comes after all others."""
+        return self.lines.get(result["custom_id"], (len(self.lines), b""))[0]
+
     def record_of(self, result: Entry, pictures: Pictures) -> Record:
-        """Return a result with its job; a job that left the manifest comes after all others."""
-        place, line = self.lines.get(result["custom_id"], (len(self.lines), b"{}"))
-        return record(place, json_of(line), result, pictures)
+        """Return a result with its job."""
+        _, line = self.lines.get(result["custom_id"], (0, b"{}"))
+        return record(self.place_of(result), json_of(line), result, pictures)
 
     def index(self, status: Mapping[str, str]) -> Record:
         """Return the run's summary for the top of the page; `status`: by job, from `status_of`."""

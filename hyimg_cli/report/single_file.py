@@ -5,7 +5,7 @@ import mimetypes
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.journal.past_run import past_jobs
+from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
 from hyimg_cli.report.picks import shown_picks
 from hyimg_cli.report.records import Pictures, Record
@@ -24,7 +24,7 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     `most_mb` is in units of 10^6 bytes. Raises as `RunPage` does.
     """
     jobs = ResolvedJobs(folder)
-    results = [one.result for one in past_jobs(folder) if one.result]
+    results = sorted(RunFolder(folder).results().values(), key=jobs.place_of)
     status = {str(result["custom_id"]): status_of(result) for result in results}
     pictures = EmbeddedPictures(folder, jobs.shared, int(most_mb * 1e6))
     records = [jobs.record_of(result, pictures) for result in results]

@@ -10,7 +10,7 @@ import torch
 
 from hyimg_cli.doctor import environment
 from hyimg_cli.doctor.check import Check
-from hyimg_cli.settings.run import ModelChoice, OutputConfig, Quantization, RunConfig
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 
 pytest.importorskip("triton", reason="without Triton nothing is built")
 
@@ -34,27 +34,6 @@ def test_a_compiler_and_headers_are_enough(
     assert "Python.h is missing" in check().found
     (tmp_path / "Python.h").touch()
     assert check().status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("capability", "form", "dtype", "told"),
-    [
-        ((9, 0), "none", "bfloat16", ""),
-        ((8, 0), "none", "bfloat16", ", CUDA graphs up to 10 rows"),
-        ((8, 0), "fp8", "bfloat16", ", no CUDA graphs"),
-    ],
-)
-def test_what_no_graph_can_hold_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    form: Quantization,
-    dtype: str,
-    told: str,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
-    assert environment._limit_of_graphs(form, torch.device("cuda"), dtype) == told
-    assert environment._limit_of_graphs(form, torch.device("cpu"), dtype) == ""
 
 
 def test_no_compiler_makes_a_run_slower(
