@@ -30,14 +30,12 @@ def nearest_path(path: str) -> str:
         return hint
     if len(path) > _LONGEST:
         return ""
-    if os.path.islink(path):
-        return f"restore what the link names: {os.readlink(path)}"
     parent, name = os.path.split(path.rstrip("/"))
     while parent and not os.path.isdir(parent):
         parent, name = os.path.split(parent)
     link = os.path.join(parent, name)
     if os.path.islink(link):
-        return f"{link} is a link to {os.readlink(link)}, which does not exist"
+        return f"restore what the link names: {os.readlink(link)}"
     for at in range(1, len(name)):
         joined = os.path.join(parent, name[:at], name[at:])
         if os.path.isdir(os.path.join(parent, name[:at])) and os.path.lexists(joined):
