@@ -233,7 +233,10 @@ def without_option(option: str, usage: str, *, takes_prompt: bool) -> str:
 
     `usage`: the command and its arguments.
     """
-    if not (example := _EXAMPLE.get(plain(option))):
+    word = plain(option)
+    if word not in _HINTS:
+        word = field_of(option) or word
+    if not (example := _EXAMPLE.get(word)):
         return ""
     shown = f"{usage.rpartition(' ')[0]} {example}" if takes_prompt else usage
     return f"write it without an option: {shown}"

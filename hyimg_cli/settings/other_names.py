@@ -7,11 +7,16 @@ _NAMES = {
     "guidance_scale": "cfg cfg_scale cfgscale true_cfg_scale true_cfg guidance guidance_weight",
     "size": "aspect_ratio aspectratio aspect ratio resolution dimensions",
     "images": "init_image init_img input_image input_images source_image reference_image "
-    "reference_images image_url image_urls input",
+    "reference_images image_url image_urls input inputs source source_images source_file src "
+    "file_name filename file_path image_file image_filename img img_path picture photo "
+    "control_path conditioning_image reference ref_image ref_images",
     "negative_prompt": "negative neg neg_prompt uc negative_text",
     "n": "num_images num_images_per_prompt images_per_prompt batch_count batch_size num_samples "
     "samples n_samples num_outputs variations",
-    "prompt": "text caption instruction edit_instruction edit_prompt positive_prompt",
+    "prompt": "text caption instruction edit_instruction edit_prompt positive_prompt description "
+    "prompts query user_prompt",
+    "custom_id": "image_id sample_id uid output_name output_image output_file output_filename "
+    "output_path save_name",
     "num_inference_steps": "num_steps sampling_steps inference_steps sample_steps denoise_steps "
     "ddim_steps",
     "lora": "loras lora_path lora_weights lora_name lora_file lora_dir lora_scale adapter",
@@ -45,6 +50,11 @@ _LACKING = (
         "controlnet control_net control_image control_type controlnet_model ip_adapter "
         "ip_adapter_image t2i_adapter",
         "give several source pictures to an editor, and say in the prompt what each one is for",
+    ),
+    (
+        "training, so no target pictures",
+        "target target_image edited_image ground_truth",
+        "leave it out; fields of a line that begin with x_ are copied to its result",
     ),
     (
         "choice of a sampler",

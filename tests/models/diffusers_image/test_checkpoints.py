@@ -354,6 +354,9 @@ def test_paths_near_a_checkpoint_say_where_it_is(
     commit = tmp_path / "models--a--b" / "snapshots" / "a1"
     shutil.copytree(checkpoint("klein"), commit)
     (tmp_path / "one").mkdir()
+    for part in ("transformer", "vae"):
+        (tmp_path / "parts" / part).mkdir(parents=True)
+        (tmp_path / "parts" / part / "config.json").write_text("{}")
     for name in ("one/model-Q4.gguf", "one.safetensors", "notes.txt"):
         (tmp_path / name).write_bytes(b"GGUF")
     shutil.copytree(commit, tmp_path / "two")
@@ -365,6 +368,7 @@ def test_paths_near_a_checkpoint_say_where_it_is(
         ("cleaned", "restore what the link names: gone/a1"),
         ("models--a--b", "the checkpoint is in snapshots/a1"),
         ("models--a--b/snapshots", "the checkpoint is in a1"),
+        ("parts", "model_index.json is missing"),
         ("models--a--b/snapshots/a1/vae", "this is the part vae of the checkpoint in"),
         ("models--a--b/snapshots/a1/tokenizer", "this is the part tokenizer"),
         ("models--a--b/snapshots/a1/model_index.json", "a checkpoint is a folder"),
