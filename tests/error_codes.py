@@ -55,7 +55,7 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
     found = {
         text
         for tree in modules.values()
-        for node in ast.walk(tree)
+        for node in _nodes(tree)
         if _CODE.fullmatch(text := _text(node)) or (_is_code(node) and (text := _value(node)))
     }
     ends = defaultdict[Parameter, set[str]](set)
@@ -73,7 +73,7 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
             ends[parameter] |= {_text(default)} - {""} if default else set()
     for module, function in functions:
         own = {one.name: one for one in _parameters(module, function)}
-        for node in ast.walk(function):
+        for node in _nodes(function):
             for root, part in _templates(node):
                 of = own.get(re.split(r"\W", part)[0])
                 if of or part.endswith(".slug"):
@@ -85,13 +85,13 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
     for module, tree in modules.items():
         imported = {
             (node.module or "").removeprefix("hyimg_cli.").replace(".", "/") + ".py:" + one.name
-            for node in ast.walk(tree)
+            for node in _nodes(tree)
             if isinstance(node, ast.ImportFrom)
             for one in node.names
         }
         for function in [None, *(one for name, one in functions if name == module)]:
             own = {one.name: one for one in _parameters(module, function)} if function else {}
-            for call in ast.walk(function or tree):
+            for call in _nodes(function or tree):
                 if not isinstance(call, ast.Call):
                     continue
                 if _source(call.func) == "partial":
@@ -107,7 +107,7 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
                                 ends[to] |= {_text(one)} - {""}
                                 if isinstance(one, ast.Name) and one.id in own:
                                     passed.append((own[one.id], to))
-                        ends[to] |= {text for one in ast.walk(value) if (text := _text(one))}
+                        ends[to] |= {text for one in _nodes(value) if (text := _text(one))}
     for _ in range(3):
         for from_, to in passed:
             templates[from_] |= templates[to]
@@ -128,11 +128,17 @@ def error_codes() -> tuple[set[str], list[set[str]]]:
 _source = cache(ast.unparse)
 
 
+@cache
+def _nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """A node with all below it; most are asked for several times."""
+    return tuple(ast.walk(tree))
+
+
 def _assigned(function: ast.FunctionDef, name: str) -> Iterator[ast.AST]:
     """Every part of what a function assigns to a name."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
-            yield from ast.walk(node.value)
+    for node in _nodes(function):
+        if isinstance(node, ast.Assign) and _source(node.targets[0]) == name:
+            yield from _nodes(node.value)
 
 
 def _text(node: ast.AST) -> str:
@@ -142,7 +148,7 @@ def _text(node: ast.AST) -> str:
 def _is_code(node: ast.AST) -> bool:
     """Whether a node says a whole code: the default of a class, or a keyword of a call."""
     if isinstance(node, ast.Assign):
-        return ast.unparse(node.targets[0]) == "default_code"
+        return _source(node.targets[0]) == "default_code"
     return isinstance(node, ast.keyword) and node.arg == "code"
 
 
@@ -152,7 +158,7 @@ def _value(node: ast.AST) -> str:
 
 def _functions(modules: dict[str, ast.Module]) -> Iterator[tuple[str, ast.FunctionDef]]:
     for module, tree in modules.items():
-        for node in ast.walk(tree):
+        for node in _nodes(tree):
             if isinstance(node, ast.FunctionDef):
                 yield module, node
             if isinstance(node, ast.ClassDef):  # called by the name of its class
@@ -173,7 +179,7 @@ def _parameters(module: str, function: ast.FunctionDef) -> list[Parameter]:
 
 def _may_call(call: ast.Call, to: Parameter, module: str, imported: set[str]) -> bool:
     """Whether a call in a module may be one of the parameter's function."""
-    if _source(call.func) == f"{Path(to.module).stem}.{to.function}":
+    if _source(call.func) == f"{to.module[:-3].rpartition('/')[2]}.{to.function}":
         return not to.is_method
     if isinstance(call.func, ast.Attribute):
         is_whole = len(call.args) + len(call.keywords) >= to.required

@@ -25,7 +25,9 @@ def started(manifest: Path, folder: Path, *flags: str) -> Held:
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)]
+)
 def test_a_stopped_run_resumes(
     write_manifest: Callable[..., Path],
     read_lines: Callable[[Path], list[dict[str, Any]]],

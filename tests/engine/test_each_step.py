@@ -276,7 +276,7 @@ def test_scopes_share_nothing(family: Any, mixed: list[ImageJob]) -> None:
         assert second.reuse.ar_taken_tokens == first.reuse.ar_decode_tokens > 0
 
 
-@pytest.mark.parametrize("read_lag", [0, 1])
+@pytest.mark.parametrize("read_lag", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_batches_that_do_not_fit_go_on_in_halves(
     family: Any,
     mixed: list[ImageJob],
@@ -302,7 +302,7 @@ def test_batches_that_do_not_fit_go_on_in_halves(
     assert "continued in halves" in str([end.warnings for end in ends.values()])
 
 
-@pytest.mark.parametrize("room", [3, 5])
+@pytest.mark.parametrize("room", [3, pytest.param(5, marks=pytest.mark.thorough)])
 def test_jobs_wait_and_begin_anew_where_memory_is_short(
     family: Any,
     mixed: list[ImageJob],

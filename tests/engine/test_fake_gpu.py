@@ -53,7 +53,7 @@ def test_what_a_forward_works_with_is_what_the_plan_says(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("bench", ["fp8"], indirect=True)  # a format of experts alone
-@pytest.mark.parametrize("frames", [1, 4])
+@pytest.mark.parametrize("frames", [1, pytest.param(4, marks=pytest.mark.thorough)])
 def test_a_vae_holds_what_its_card_says(bench: Any, frames: int) -> None:
     """Other networks than the released one, in many chunks."""
     arch = replace(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import thorough_but
 from event_kinds import is_done
 from processors import is_exact_here
 
@@ -46,7 +47,9 @@ def jobs(job: ImageJob, sources: tuple[str, ...]) -> list[ImageJob]:
     return [*edits, *seeds]
 
 
-@pytest.mark.parametrize("state", ["off", "cold", "half", "warm", "cut"])
+@pytest.mark.parametrize(
+    "state", thorough_but(["cold", "half", "cut"], ["off", "cold", "half", "warm", "cut"])
+)
 def test_image_encodes_agree_with_the_run_whatever_is_on_disk(
     jobs: list[ImageJob], tmp_path: Path, state: str
 ) -> None:

@@ -338,8 +338,7 @@ def test_a_failed_choice_is_made_again(
     assert _pixels(ends) == expected
 
 
-@pytest.mark.parametrize("read_lag", [0, 1])
-@pytest.mark.parametrize("is_launched", [True, False])
+@pytest.mark.parametrize(("read_lag", "is_launched"), diagonal([0, 1], [True, False]))
 def test_tokens_that_cannot_be_read_fail_the_jobs_that_wait_for_them(
     family: Any,
     mixed: list[ImageJob],

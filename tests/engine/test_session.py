@@ -85,6 +85,7 @@ def test_pixels_do_not_depend_on_order_or_company(jobs: list[ImageJob], tmp_path
         assert _pixels(forward[name]) == _pixels(backward[name]) == _pixels(alone[name])
 
 
+@pytest.mark.thorough
 def test_a_second_job_equals_itself_first_in_a_fresh_process(
     write_manifest: Write, run_cli: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import thorough_but
 from engine.fake_video import video_job
 from event_kinds import is_step
 from tiny_video import TINY_VIDEO, write_wan
@@ -82,6 +83,7 @@ def first(
     return run(ten_jobs, out, cache=CacheConfig(kept), batch=BatchConfig())
 
 
+@pytest.mark.thorough
 def test_three_prompts_are_embedded_once(
     first: dict[str, Outcome], ten_jobs: list[VideoJob], kept: Path, tmp_path: Path
 ) -> None:
@@ -158,7 +160,7 @@ def test_other_weights_of_the_encoder_are_a_miss(
     assert runs_of(other)["text_encoder"] == 2
 
 
-@pytest.mark.parametrize("family", ["hunyuan", "wan"])
+@pytest.mark.parametrize("family", thorough_but(["wan"], ["hunyuan", "wan"]))
 def test_kept_latents_lead_to_the_same_frames(
     family: str, tmp_path: Path, wan: Callable[[], Path]
 ) -> None:

@@ -213,6 +213,7 @@ def test_half_of_a_page_is_no_lasting_state_of_a_page_on_the_disk(tab: Tab, run:
     jobs_shown(tab, 2)
 
 
+@pytest.mark.thorough
 def test_the_page_of_a_batch_follows_a_server_that_is_killed(tab: Tab, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -159,12 +159,13 @@ def jobs_of(scenario: Scenario, count: int) -> str:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(None, marks=pytest.mark.thorough),
+        None,
         faults.one_guidance_for_a_batch,
-        pytest.param(faults.one_source_for_a_batch, marks=pytest.mark.thorough),
+        faults.one_source_for_a_batch,
     ],
 )
 def test_a_batch_that_draws_with_the_first_jobs_settings_is_found(

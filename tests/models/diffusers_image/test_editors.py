@@ -114,7 +114,8 @@ def test_an_edit_without_a_size_has_the_librarys_own(
 @pytest.mark.parametrize(
     ("kind", "stop"),
     [
-        *(("qwen-image-edit", 1), ("qwen-image-edit", STEPS), ("kontext", 2), ("longcat-edit", 1)),
+        pytest.param("qwen-image-edit", 1, marks=pytest.mark.thorough),
+        *(("qwen-image-edit", STEPS), ("kontext", 2), ("longcat-edit", 1)),
         *(("qwen-image-2.1", 1), ("klein-kv", 2)),
     ],
 )

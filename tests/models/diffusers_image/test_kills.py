@@ -124,9 +124,35 @@ def an_edit(custom_id: str, *images: str, **more: Any) -> Line:
     return made
 
 
+@pytest.mark.parametrize(
+    ("stops", "expected"),
+    [
+        (
+            [("embed", 1, 9), ("step", 2, 9), ("decode", 1, 9), ("", 0, 0)],
+            [
+                ("tvvvssssss", -9, "t"), ("vvvssssss", -9, "vvvss"), ("ssss", -9, "sd"),
+                ("sss", 0, "dsssd"), ("ssssss", 0, "sssdsssd"),
+            ],
+        ),
+        pytest.param(
+            [
+                ("embed", 1, 9), ("embed", 2, 2), ("step", 2, 9), ("decode", 1, 9), ("line", 1, 9),
+                ("step", 2, 2), ("write", 2, 9), ("", 0, 0),
+            ],
+            [
+                ("tvvvssssss", -9, "t"), ("vvvssssss", 130, "v"), ("vvssssss", -9, "vvss"),
+                ("ssss", -9, "sd"), ("sss", -9, "d"), ("sss", 130, "dss"), ("s", -9, "sd"),
+                ("", 0, "d"), ("ssssss", -9, "sssd"), ("sss", 0, "dsssd"),
+            ],
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["few", "many"],
+)  # fmt: skip
 def test_a_killed_edit_goes_on_where_it_stood(
-    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
-) -> None:
+    write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    stops: list[tuple[str, int, int]], expected: list[tuple[str, int, str]],
+) -> None:  # fmt: skip
     # A note on the transparent source is kept with its latents.
     with Image.open(tmp_path / sources[1]) as opened:
         opened.convert("LA").point(lambda value: value // 2).save(tmp_path / sources[1])
@@ -134,10 +160,6 @@ def test_a_killed_edit_goes_on_where_it_stood(
     manifest = write_manifest(
         an_edit("plain", *sources), an_edit("kept", sources[0], seed=8, keep_outside=True)
     )
-    stops = [
-        ("embed", 1, 9), ("embed", 2, 2), ("step", 2, 9), ("decode", 1, 9), ("line", 1, 9),
-        ("step", 2, 2), ("write", 2, 9), ("", 0, 0),
-    ]  # fmt: skip
     plan: list[Entry] = [("whole", None, 0, 0, ["--no-disk-cache"])]
     # Behind the first kill the folder has another name.
     plan += [
@@ -147,13 +169,8 @@ def test_a_killed_edit_goes_on_where_it_stood(
     # What is encoded is on disk by then.
     plan += [("seldom", *stop, ["--checkpoint-every", "0"]) for stop in stops[3:9:4]]
     ran = driven(manifest, checkpoint("klein"), plan)
-    assert ran == [
-        ("tvvvssssss", 0, "tvvvsssdsssd"),
-        ("tvvvssssss", -9, "t"), ("vvvssssss", 130, "v"), ("vvssssss", -9, "vvss"),
-        ("ssss", -9, "sd"), ("sss", -9, "d"), ("sss", 130, "dss"), ("s", -9, "sd"), ("", 0, "d"),
-        ("ssssss", -9, "sssd"), ("sss", 0, "dsssd"),
-    ]  # fmt: skip
-    for name in ("moved", "seldom"):
+    assert ran == [("tvvvssssss", 0, "tvvvsssdsssd"), *expected]
+    for name in {name for name, *_ in plan[2:]}:
         assert files_of(tmp_path / name) == files_of(tmp_path / "whole")
         assert notes_of(tmp_path / name) == notes_of(tmp_path / "whole")
         assert notes_of(tmp_path / name)["plain"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import thorough_but
 from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
 from served_batch import PATIENCE_S, ServedBatch, serving
 
@@ -13,7 +14,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.settings.run import CacheConfig, ModelChoice, OutputConfig
 
 
-@pytest.mark.parametrize("kind", ["qwen-image-edit", "klein"])
+@pytest.mark.parametrize("kind", thorough_but(["klein"], ["qwen-image-edit", "klein"]))
 def test_served_edits_are_those_of_generate_and_go_on_from_their_latents(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     kind: str,
