@@ -23,7 +23,7 @@ def check(ctx: typer.Context) -> None:
     images are unreadable.
     """
     render.log_to_stderr(ctx.params["verbose"])
-    style, request = render.style_of(ctx.params), request_of(ctx.params)
+    style, request = render.style_of(ctx.params), request_of(ctx)
     refusals = Refusals(collects=True)
     with refusals.caught():
         request = first_run(request)

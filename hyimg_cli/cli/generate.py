@@ -28,10 +28,10 @@ def generate(ctx: typer.Context) -> None:
     """
     render.log_to_stderr(ctx.params["verbose"])
     if ctx.params["dry_run"]:
-        raise typer.Exit(show_plan(ctx.params))
+        raise typer.Exit(show_plan(ctx))
     style = render.style_of(ctx.params)
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
-    request = request_of(ctx.params)
+    request = request_of(ctx)
     if request.config.candidates.score or request.config.candidates.draft_steps:
         again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
         raise typer.Exit(show_best_of(request, style, again=again))

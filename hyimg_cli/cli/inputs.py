@@ -28,20 +28,20 @@ _WITH_PROMPT = 'add a prompt: --prompt "make the background white"'
 
 
 def manifest_of(
-    given: Mapping[str, Any], settings: Mapping[str, Setting] | None = None
+    given: Mapping[str, Any], words: Sequence[str], settings: Mapping[str, Setting]
 ) -> Manifest:
-    """Return the manifest of a command line; `settings` are the settings of its run.
+    """Return the manifest of a command line with these `words`, for a run with these settings.
 
     Raises UsageError if no manifest is given, or if the inputs are ambiguous.
     """
     if given["prompt"]:
-        found, prompts = pictures_and_prompts(given)
+        found, prompts = pictures_and_prompts(given, words)
 
         def recorded_by(manifest_name: str) -> Mapping[str, str] | None:
             """Return names of the files in the run's folder; None if a template names them."""
-            if settings and settings["name"].origin != "default":
+            if settings["name"].origin != "default":
                 return None
-            if not settings or "output_dir" not in given:  # texts are written
+            if "output_dir" not in given:  # texts are written
                 return {}
             return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
 
@@ -74,10 +74,13 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
     return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}
 
 
-def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list[str]]:
+def pictures_and_prompts(
+    given: Mapping[str, Any], words: Sequence[str]
+) -> tuple[Sources | None, list[str]]:
     """Return the pictures, if any are named, and the prompts; skipped files are reported.
 
-    Raises ManifestError with every fault of both.
+    `words`: the command line, which shows prompts without quotes. Raises ManifestError with every
+    fault of both.
     """
     names, faults = given["inputs"] or [], list[HyimgError]()
     found, prompts = None, list[str]()
@@ -88,7 +91,7 @@ def pictures_and_prompts(given: Mapping[str, Any]) -> tuple[Sources | None, list
     try:
         if names:
             _refuse_manifest(names)
-            hints = _split(names) | _unquoted(given.get("words") or (), names)
+            hints = _split(names) | _unquoted(words, names)
             found = sources(names, is_recursive=given["recursive"], if_missing=hints)
     except UsageError as error:
         faults += getattr(error, "faults", [error])

@@ -36,7 +36,7 @@ def manifest(
     if not prompt:
         hint = 'for example: hyimg manifest photos --prompt "make the background white"'
         raise UsageError("no prompt is given", hint=hint, code="manifest.no-prompt")
-    found, prompts = given_inputs.pictures_and_prompts(ctx.params | {"words": ctx.obj})
+    found, prompts = given_inputs.pictures_and_prompts(ctx.params, ctx.obj or ())
     if output is None:
         render.lines(json_lines(found, prompts, Path(), task).decode().rstrip("\n"))
         return

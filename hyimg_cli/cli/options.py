@@ -97,7 +97,6 @@ def takes(
         def called(ctx: typer.Context, **given: Any) -> None:
             # Before 0.29, typer leaves paths in a context as text.
             ctx.params |= given
-            ctx.params["words"] = ctx.obj  # the command line, to tell apart prompts and names
             command(ctx, **{name: value for name, value in given.items() if name in own})
 
         parameters = [*own.values(), *(_parameter(SETTINGS[n], panel, n in basic) for n in names)]

@@ -1,8 +1,6 @@
 """`hyimg plan`: count what `generate` would do: jobs, steps, time, memory; no torch."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import typer
 
@@ -26,14 +24,15 @@ def plan(ctx: typer.Context) -> None:
     would not run.
     """
     render.log_to_stderr(ctx.params["verbose"])
-    raise typer.Exit(show_plan(ctx.params))
+    raise typer.Exit(show_plan(ctx))
 
 
-def show_plan(given: Mapping[str, Any]) -> int:
+def show_plan(ctx: typer.Context) -> int:
     """Print the plan for the remaining jobs and return the exit code; writes no files."""
+    given = ctx.params
     style = render.style_of(given)
     render.remarks(remark_unsplit(given["shard"]), style)
-    request = first_run(request_of(given))
+    request = first_run(request_of(ctx))
     ahead = preview(request, partial(show_remark, style=style))
     assert ahead.rest is not None, "anything else is raised"
     if request.config.candidates.draft_steps:

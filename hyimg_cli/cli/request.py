@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from hyimg_cli.cli import inputs
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.shard import shard_named
@@ -11,12 +13,13 @@ from hyimg_cli.engine.runner import RunRequest, Selection
 from hyimg_cli.journal.resume import ResumePolicy
 
 
-def request_of(given: Mapping[str, Any], folder: Path | None = None) -> RunRequest:
+def request_of(ctx: typer.Context, folder: Path | None = None) -> RunRequest:
     """Return the run of a command line; results go to `folder`, or the folder in its settings."""
+    given: Mapping[str, Any] = ctx.params
     selection = Selection(given["select"], given["limit"], shard_named(given["shard"]))
     policy = {name: given[name] for name in ("resume", "retry_failed", "force") if name in given}
     settings = o.settings_of(given)
-    manifest = inputs.manifest_of(given, settings)
+    manifest = inputs.manifest_of(given, ctx.obj or (), settings)
     folder = folder or o.output_folder(settings, manifest.name)
     config = o.run_config(settings, folder)
     return RunRequest(manifest, config, settings, selection, ResumePolicy(**policy))

@@ -61,5 +61,5 @@ def think(
             what, hint = "the texts would be written into the manifest itself", "choose another -o"
             raise UsageError(what, where=output, hint=hint, code="usage.same-file")
     again = render.command_line(ctx, without=["--force"])
-    run = ManifestRun(request_of(ctx.params, output.parent))
+    run = ManifestRun(request_of(ctx, output.parent))
     raise typer.Exit(show_run(run, style, again=again, retry=again, texts=output))
