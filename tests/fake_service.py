@@ -18,7 +18,7 @@ from hyimg_cli.errors import Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.envelope import warnings_of
-from hyimg_cli.manifest.file_names import suffix_of
+from hyimg_cli.manifest.output_names import suffix_of
 from hyimg_cli.media import formats
 from hyimg_cli.media.images import pixel_digest
 from hyimg_cli.models import registry

@@ -20,7 +20,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.sources import Sources, is_pattern, is_picture_name, is_raw_name, sources
 from hyimg_cli.media.kinds import RAW_HINT
 from hyimg_cli.settings.config import Setting
-from hyimg_cli.settings.file_names import fault_of, fill_template, read_template
+from hyimg_cli.settings.name_template import fault_of, fill_template, read_template
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import BY_ID
 

@@ -11,11 +11,11 @@ from typing import Any
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.manifest import planner
-from hyimg_cli.manifest.consumed import without_effect
-from hyimg_cli.manifest.file_names import name_files
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
+from hyimg_cli.manifest.output_names import name_files
 from hyimg_cli.manifest.resolve import resolve_jobs
+from hyimg_cli.manifest.unused_settings import without_effect
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.failures import failed_line

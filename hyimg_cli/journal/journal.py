@@ -43,10 +43,10 @@ from hyimg_cli.journal.disk import (
     taken_over,
 )
 from hyimg_cli.journal.journal_file import JournalFile, outcomes_in, whole_lines
-from hyimg_cli.manifest.file_names import name_of, path_of
+from hyimg_cli.manifest.output_names import name_of, path_of
 from hyimg_cli.manifest.resolved import lines_beside
-from hyimg_cli.settings.file_names import fault_of
 from hyimg_cli.settings.kinds import is_custom_id
+from hyimg_cli.settings.name_template import fault_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import EDIT_SUFFIXES, LINEAGE, Job

@@ -26,7 +26,7 @@ from hyimg_cli.journal.past_run import PastJob, past_jobs, read_run_info
 from hyimg_cli.journal.picks import SCORES, ScoresFile
 from hyimg_cli.journal.resume import is_intact
 from hyimg_cli.manifest.resolved import lines_moved
-from hyimg_cli.settings.file_names import clashes
+from hyimg_cli.settings.name_template import clashes
 from hyimg_cli.spec import digest
 
 Entry = Mapping[str, Any]

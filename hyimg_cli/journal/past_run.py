@@ -14,7 +14,7 @@ from hyimg_cli.files import JOURNAL_BYTES, SETTINGS_BYTES, json_of, opened, text
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder, outputs_of
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.settings.file_names import files_in_order
+from hyimg_cli.settings.name_template import files_in_order
 
 _FRAME = " frame "
 

@@ -12,8 +12,8 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_edit, files_of_result, outputs_of
 from hyimg_cli.journal.kept_latents import find_begun
 from hyimg_cli.journal.keys import NOT_FOUND, count_differences, finishing_key, job_keys
-from hyimg_cli.manifest.file_names import name_of, path_of
-from hyimg_cli.settings.file_names import clashes
+from hyimg_cli.manifest.output_names import name_of, path_of
+from hyimg_cli.settings.name_template import clashes
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
 from hyimg_cli.spec.plan import Begun

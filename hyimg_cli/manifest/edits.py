@@ -15,11 +15,11 @@ from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, manifest_of, text_lines
-from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.resolved import leading_from
+from hyimg_cli.manifest.source_ids import ids_of_files, in_id, names_of_files, short
 from hyimg_cli.manifest.sources import Sources
 from hyimg_cli.media.kinds import SUFFIXES
-from hyimg_cli.settings.file_names import template_of
+from hyimg_cli.settings.name_template import template_of
 
 # Names of what has no folder's name: prompts alone, and pictures of this folder.
 _NO_FOLDER, _THIS_FOLDER = "prompts", "pictures"

@@ -5,7 +5,7 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
-from hyimg_cli.manifest.names import request_ids
+from hyimg_cli.manifest.source_ids import request_ids
 from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.job import EDIT_SUFFIXES

@@ -21,7 +21,7 @@ from hyimg_cli.manifest.envelope import unwrap
 from hyimg_cli.manifest.fields import AR_FIELDS, BY_NAME, COT_FIELDS, NOT_IN, SAMPLED_FIELDS
 from hyimg_cli.manifest.json_faults import NO_LIST, explain
 from hyimg_cli.manifest.matrix import Axes, axes_of
-from hyimg_cli.manifest.names import in_id
+from hyimg_cli.manifest.source_ids import in_id
 from hyimg_cli.manifest.written import digests_of, tag_fault
 from hyimg_cli.settings.kinds import SIZE_PATTERN, as_json, size_request, text
 from hyimg_cli.settings.other_names import field_of, lacking

@@ -15,7 +15,7 @@ from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES, UNREAD_SUFFIXES
 from hyimg_cli.mistyped import nearest_path
-from hyimg_cli.settings.file_names import natural_order
+from hyimg_cli.settings.name_template import natural_order
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.units import names_text
 

@@ -11,7 +11,7 @@ from hyimg_cli.measure.pairs import IMAGE_SUFFIXES, Pair, is_video
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import read_image, size_of
 from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
-from hyimg_cli.settings.file_names import files_in_order
+from hyimg_cli.settings.name_template import files_in_order
 
 # The option that limits each metric: a minimum if higher is closer.
 LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}

@@ -17,7 +17,7 @@ from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
-from hyimg_cli.settings.file_names import files_in_order, fold_name
+from hyimg_cli.settings.name_template import files_in_order, fold_name
 from hyimg_cli.spec.units import listed
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".gif")

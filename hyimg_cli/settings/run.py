@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Interval
 
-from hyimg_cli.settings.file_names import NAME_TEMPLATE
 from hyimg_cli.settings.kinds import DEVICE, FOLDER, GATES, NAMES, RUN_FOLDER, SIZE
+from hyimg_cli.settings.name_template import NAME_TEMPLATE
 from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 

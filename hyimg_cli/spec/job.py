@@ -97,9 +97,9 @@ LINEAGE = tuple(one.name for one in fields(Lineage))
 class _Line(o.JobOptions):
     """The part that pictures and videos have of their line.
 
-    `images` are paths relative to the working folder. `file_name`: a template, see
-    `settings.file_names`. `user_fields` names the manifest fields that the user set for this job;
-    it is an error if no stage uses one.
+    `images` are paths relative to the working folder. `file_name`: a `settings.name_template`.
+    `user_fields` names the manifest fields that the user set for this job; it is an error if no
+    stage uses one.
     """
 
     __slots__ = ()

@@ -14,7 +14,7 @@ import pytest
 from hyimg_cli.errors import CheckpointError, Interrupted
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import job_keys
-from hyimg_cli.manifest.file_names import suffix_of
+from hyimg_cli.manifest.output_names import suffix_of
 from hyimg_cli.media import formats
 from hyimg_cli.media.images import pixel_digest
 from hyimg_cli.settings.run import RunConfig

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hyimg_cli.settings import kinds, paths
-from hyimg_cli.settings.file_names import NAME_TEMPLATE
 from hyimg_cli.settings.kinds import Kind
+from hyimg_cli.settings.name_template import NAME_TEMPLATE
 from hyimg_cli.settings.table import SETTINGS, Declaration, Field
 
 # Of texts that have a form.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.manifest.consumed import without_effect
+from hyimg_cli.manifest.unused_settings import without_effect
 from hyimg_cli.models.registry import model_card, video_card
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS

@@ -11,7 +11,7 @@ from hyimg_cli.errors import HyimgError
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.config import Setting
-from hyimg_cli.settings.file_names import (
+from hyimg_cli.settings.name_template import (
     clashes,
     fault_of,
     fill_template,

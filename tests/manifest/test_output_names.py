@@ -9,8 +9,8 @@ import pytest
 
 from hyimg_cli.engine.runner import examine
 from hyimg_cli.errors import HyimgError
-from hyimg_cli.manifest.file_names import path_of
 from hyimg_cli.manifest.manifest import read_manifest
+from hyimg_cli.manifest.output_names import path_of
 from hyimg_cli.manifest.resolved import job_to_json
 from hyimg_cli.settings.config import settle
 from hyimg_cli.spec.job import Job

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
-from hyimg_cli.settings.file_names import fault_of, fit, fold_name
 from hyimg_cli.settings.kinds import is_custom_id
+from hyimg_cli.settings.name_template import fault_of, fit, fold_name
 from hyimg_cli.spec import digest
 
 _DIGITS = 10

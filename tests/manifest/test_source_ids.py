@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyimg_cli.manifest.names import ids_of_files, in_id, names_of_files
+from hyimg_cli.manifest.source_ids import ids_of_files, in_id, names_of_files
 from hyimg_cli.media.kinds import SUFFIXES
-from hyimg_cli.settings.file_names import fault_of, fold_name
 from hyimg_cli.settings.kinds import is_custom_id
+from hyimg_cli.settings.name_template import fault_of, fold_name
 
 ENDINGS = sorted({suffix for one in SUFFIXES for suffix in (one, one.upper())})
 # What is hard: case, marks, digests, accents, dots, bytes that are no text, what looks like ids.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hyimg_cli.settings.file_names import (
+from hyimg_cli.settings.name_template import (
     FIELDS,
     clashes,
     fault_of,
