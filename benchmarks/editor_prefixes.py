@@ -106,7 +106,7 @@ def _measure(
         for way, model.tree in ways.items():
             began = time.process_time()
             denoiser = model.denoiser(job, {one: kept[one] for one in own})
-            latents = denoiser.initial_latents()
+            latents = denoiser.latents
             for step in range(denoiser.steps):
                 latents = denoiser.step(step, latents)
             seconds[way] += time.process_time() - began

@@ -1,6 +1,12 @@
-"""Denoise steps, for any model that gives velocities, over any number of pictures at once."""
+"""Denoisers: a job's noise, steps and state, and steps of any number of pictures at once.
+
+Denoiser          what pipelines know: run it to its end, save it, restore it
+  DenoiseState    one picture; its model gives velocities of several pictures in one forward
+  LatentDenoiser  (models/latent) a library's scheduler takes the step, for the job alone
+"""
 
 # Legend: G branch, C channel, Y X latent rows and columns
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,30 +32,57 @@ class DenoisePlan:
     is_guided: Callable[[Step], bool] = lambda step: True
 
 
-class DenoiseState:
-    """The latents of one picture after its `done` steps, and its step cache.
+class Denoiser(ABC):
+    """One job's latents after its `done` steps, and what its next step needs.
 
-    The cache starts over if the number of branches changes.
+    `latents` begin as the job's noise. `velocities`: its step cache.
     """
 
-    def __init__(self, plan: DenoisePlan, rule: StepCache | None) -> None:
-        self.plan, self.latents_CYX, self.done = plan, plan.noise_CYX, 0
-        self._steps = plan.schedule.steps()
-        self.cache = VelocityCache(rule, [plan.is_guided(step) for step in self._steps])
+    def __init__(self, noise: Tensor, velocities: VelocityCache) -> None:
+        self.latents, self.velocities, self.done = noise, velocities, 0
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Return the number of all steps."""
 
     @property
     def is_done(self) -> bool:
-        return self.done == len(self._steps)
+        return self.done == self.steps
+
+    def is_stop(self, step: int) -> bool:
+        """Return True if latents after `step` steps are kept regardless of settings."""
+        return False
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return what is saved besides the latents; of a done one, the step cache alone."""
+        return self.velocities.state()
+
+    def restore(self, done: int, latents: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Continue after `done` steps, from the latents and the `state` that were saved there."""
+        self.velocities.restore(state, self.latents.device)
+        self.latents, self.done = latents.to(self.latents.device), done
+
+
+class DenoiseState(Denoiser):
+    """The denoiser of one picture, [C, Y, X], whose steps may be taken with those of others.
+
+    The step cache starts over if the number of branches changes.
+    """
+
+    def __init__(self, plan: DenoisePlan, rule: StepCache | None) -> None:
+        self.plan, self._steps = plan, plan.schedule.steps()
+        guided = [plan.is_guided(step) for step in self._steps]
+        super().__init__(plan.noise_CYX, VelocityCache(rule, guided))
+
+    @property
+    def steps(self) -> int:
+        return len(self._steps)
 
     @property
     def step(self) -> Step:
         """Return the next step."""
         return self._steps[self.done]
-
-    def restore(self, done: int, latents_CYX: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Continue after `done` steps, from the latents and the cache's state that were saved."""
-        self.cache.restore(state, self.latents_CYX.device)
-        self.latents_CYX, self.done = latents_CYX.to(self.latents_CYX.device), done
 
     def advance(self, velocities_GCYX: Tensor | None) -> None:
         """Take the next step with all branches' velocities, estimated if none are given.
@@ -58,11 +91,11 @@ class DenoiseState:
         """
         step, found = self.step, velocities_GCYX
         if found is None:
-            (found,) = self.cache.estimate(step.index)
-        latents_CYX = step.advance(self.latents_CYX, self.plan.guidance(found, step))
+            (found,) = self.velocities.estimate(step.index)
+        latents_CYX = step.advance(self.latents, self.plan.guidance(found, step))
         if velocities_GCYX is not None:
-            self.cache.keep(step.index, [velocities_GCYX])
-        self.latents_CYX, self.done = latents_CYX, self.done + 1
+            self.velocities.keep(step.index, [velocities_GCYX])
+        self.latents, self.done = latents_CYX, self.done + 1
 
 
 def denoise_step(states: Sequence[DenoiseState], velocities: Velocities) -> None:
@@ -70,7 +103,7 @@ def denoise_step(states: Sequence[DenoiseState], velocities: Velocities) -> None
 
     `velocities` is called only for the states whose cache asks for a full step.
     """
-    full = [state for state in states if state.cache.steps[state.step.index]]
+    full = [state for state in states if state.velocities.steps[state.step.index]]
     found = dict(zip(full, velocities(full), strict=True)) if full else {}
     for state in states:
         state.advance(found.get(state))

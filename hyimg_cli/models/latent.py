@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.diffusion.denoise import Denoiser
 from hyimg_cli.models.common.packing import pack, unpack
 
 if TYPE_CHECKING:
@@ -64,35 +64,19 @@ class ConditionEncoder(Protocol[Item]):
         """Free the encoders' memory; a later `encode` loads them again."""
 
 
-class LatentDenoiser(Protocol):
-    """One job's denoising, with constants computed once.
+class LatentDenoiser(Denoiser):
+    """The denoiser of a job, or of clips together, with constants computed once.
 
-    It has its own scheduler, guider and step cache (`velocities`).
+    It has its own scheduler and guider. `latents` have a row for each job.
     """
 
-    velocities: VelocityCache
+    def advance(self) -> None:
+        """Take the next step. An exception leaves latents and `done` unchanged."""
+        self.latents, self.done = self.step(self.done, self.latents), self.done + 1
 
-    @property
-    def steps(self) -> int: ...
-
-    def is_stop(self, step: int) -> bool:
-        """Return True if latents after `step` steps are kept regardless of settings.
-
-        Never if all frames are denoised together.
-        """
-        return False
-
-    def initial_latents(self) -> Tensor:
-        """Return noise of the job's seed, drawn on the CPU, one row a job, on the device."""
-
+    @abstractmethod
     def step(self, index: int, latents: Tensor, /) -> Tensor:
         """Return latents after denoise step `index` (from 0), without reading device values."""
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Return the state of scheduler and step cache, for a checkpoint."""
-
-    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        """Continue before step `index`, from the `state` that was saved there."""
 
 
 class LatentModel(ABC):

@@ -260,7 +260,7 @@ class ClipsModel(LatentVideoModel):
     ) -> LatentDenoiser:
         """Return a denoiser of clips, with each one's embedded conditions.
 
-        Steps take [B, C, F, Y, X].
+        Its latents are [B, C, F, Y, X], and each clip can be resumed alone from its own.
         """
 
 

@@ -72,6 +72,16 @@ class PhaseClock:
         if phase != self._phase:
             self._move(phase)
 
+    @contextmanager
+    def apart(self, phase: str) -> Iterator[None]:
+        """Charge what is inside to `phase`, then continue the current one."""
+        current = self._phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self._move(current)
+
     def timings_s(self) -> dict[str, float]:
         """Return seconds by phase, the unattributed seconds, and the total of them all."""
         self._move(None)

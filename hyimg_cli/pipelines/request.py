@@ -4,7 +4,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+from torch import Tensor
 
+from hyimg_cli.diffusion.denoise import Denoiser
 from hyimg_cli.errors import OutputError
 from hyimg_cli.journal.job_pictures import (
     LATENTS_ARE_KEPT,
@@ -18,7 +20,7 @@ from hyimg_cli.journal.keys import file_provenance
 from hyimg_cli.media.images import Digests, Pixels
 from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
-from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.pipelines.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import OutputFile, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Job
@@ -70,6 +72,13 @@ class Request(Generic[OneJob]):
     def begun(self) -> dict[str, Any]:
         """Return the fields of this class alone, without the results of a subclass's stages."""
         return {field.name: getattr(self, field.name) for field in fields(Request)}
+
+    def save_latents(self, denoiser: Denoiser, latents: Tensor, **said: Any) -> None:
+        """Save the job's latents after a step if they are due; `said`: further fields of `Kept`."""
+        done, steps, place = denoiser.done, denoiser.steps, self.checkpoint
+        if place is not None and (place.is_due(done, steps) or denoiser.is_stop(done)):
+            with self.clock.apart("write"):
+                place.keep(Kept(done, steps, latents, denoiser.state(), **said))
 
     def as_lost(self, error: Exception) -> "Lost[OneJob]":
         """Return the request as one that failed with `error`."""

@@ -76,4 +76,4 @@ def test_a_straight_flow_is_integrated_exactly() -> None:
         denoise_step(states, lambda _: true)
     for state in states:
         assert state.is_done
-        torch.testing.assert_close(state.latents_CYX, picture, atol=1e-5, rtol=0)
+        torch.testing.assert_close(state.latents, picture, atol=1e-5, rtol=0)

@@ -176,11 +176,11 @@ def test_rows_of_a_batch_keep_their_own_schedule() -> None:
 
         def velocities(full: Sequence[DenoiseState]) -> list[Tensor]:
             asked.append([states[one] for one in full])
-            return [torch.tanh(weights[states[one]] * one.latents_CYX) for one in full]
+            return [torch.tanh(weights[states[one]] * one.latents) for one in full]
 
         for _ in range(12):
             denoise_step([*states], velocities)
-        return [one.latents_CYX for one in states], asked
+        return [one.latents for one in states], asked
 
     together, asked = drawn([0, 1, 2, 3])
     for number, rule in enumerate(rules):

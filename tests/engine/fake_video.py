@@ -20,7 +20,7 @@ from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.models import registry
-from hyimg_cli.models.latent import PromptEmbedding
+from hyimg_cli.models.latent import LatentDenoiser, PromptEmbedding
 from hyimg_cli.pipelines.video import pipeline as video_pipeline
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec import digest
@@ -91,25 +91,19 @@ class FakeEncoder:
         self.log.append("release")
 
 
-class FakeDenoiser:
+class FakeDenoiser(LatentDenoiser):
     def __init__(self, job: VideoJob, embeddings: Mapping[str, PromptEmbedding], card: VideoCard):
         self.job = job
         self.shape = (1, 4, *card.latent_grid(job.size, job.num_frames))
         pulls = [embeddings[text].tensors["text"].mean() for text in texts(job)]
         self.pull = pulls[0] * job.guidance_scale - sum(pulls[1:])
         self.momentum = torch.zeros(self.shape)
-        self.velocities = VelocityCache(None, [0] * job.num_inference_steps)
+        noise = torch.randn(self.shape, generator=torch.Generator().manual_seed(job.seed))
+        super().__init__(noise, VelocityCache(None, [0] * job.num_inference_steps))
 
     @property
     def steps(self) -> int:
         return self.job.num_inference_steps
-
-    def is_stop(self, step: int) -> bool:
-        return False
-
-    def initial_latents(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.job.seed)
-        return torch.randn(self.shape, generator=generator)
 
     def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
         if f"fails in step {index}" in self.job.prompt:
@@ -119,9 +113,10 @@ class FakeDenoiser:
         return latents_BCFYX - self.momentum / self.steps
 
     def state(self) -> Mapping[str, Tensor]:
-        return {"momentum": self.momentum}
+        return {} if self.is_done else {"momentum": self.momentum}
 
-    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+    def restore(self, done: int, latents: Tensor, state: Mapping[str, Tensor]) -> None:
+        super().restore(done, latents, state)
         self.momentum = state["momentum"]
 
 

@@ -91,7 +91,7 @@ def told(ends: Ends) -> dict[str, tuple[bytes, Any, Any]]:
 
 
 def _bits(end: ImageRequest) -> bytes:
-    latents: bytes = end.denoise_state.latents_CYX.numpy().tobytes()
+    latents: bytes = end.denoise_state.latents.numpy().tobytes()
     return latents + end.pixels.tobytes()
 
 

@@ -125,7 +125,7 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     raw: list[Tensor] = []
 
     def velocities(states: Sequence[DenoiseState]) -> list[Tensor]:
-        raw.append(scene.velocity(states[0].latents_CYX, states[0].step, branches))
+        raw.append(scene.velocity(states[0].latents, states[0].step, branches))
         return raw[-1:]
 
     scales = [scene.guidance] * (len(branches) - 1)
@@ -135,7 +135,7 @@ def _close_run(scene: Scene, branches: list[Branch], initial: Tensor) -> Tensor:
     )
     while not state.is_done:
         denoise_step([state], velocities)
-        steps.append(state.latents_CYX)
+        steps.append(state.latents)
     case.close("pred", torch.stack(raw))
     case.close("velocity", torch.stack([guided(v, scales) for v in raw])[:, None])
     case.close("latents", torch.stack([initial[0], *steps])[:, None])

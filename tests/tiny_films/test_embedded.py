@@ -60,7 +60,7 @@ def asked(scene: Scene, **changes: Any) -> VideoJob:
 def film(model: DiffusersVideo, job: VideoJob) -> torch.Tensor:
     """A job's frames, uint8 [T, 3, H, W]."""
     denoiser = model.denoiser(job, {text: model.prompts.encode(text) for text in model.texts(job)})
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)
     pieces = np.concatenate(list(model.decode_latents(latents)))

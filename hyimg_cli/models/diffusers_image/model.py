@@ -180,7 +180,7 @@ class BlockDenoiser(LatentDenoiser):
                 # As in the classic pipeline: attention takes longer with a mask that masks nothing.
                 self._state.set(name, None)
         self._timesteps = self._tensor("timesteps")
-        self.velocities = VelocityCache(job.step_cache, [0] * self.steps)
+        super().__init__(self._tensor("latents"), VelocityCache(job.step_cache, [0] * self.steps))
         # K/V that are the same at each step, shared with other jobs in the model's tree.
         self._prefix: Prefix | None = None
         if kind := model.kind.prefix:
@@ -198,9 +198,6 @@ class BlockDenoiser(LatentDenoiser):
         """Return the rows of each guidance branch, if some are kept between steps."""
         return self._prefix.branches if self._prefix else []
 
-    def initial_latents(self) -> Tensor:
-        return self._tensor("latents")
-
     @torch.no_grad()
     def step(self, index: int, latents: Tensor) -> Tensor:
         self._use()
@@ -214,12 +211,9 @@ class BlockDenoiser(LatentDenoiser):
             self._prefix.release()
         return self._tensor("latents")
 
-    def state(self) -> Mapping[str, Tensor]:
-        return self.velocities.state()
-
-    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
-        self.scheduler.set_begin_index(index)
-        self.velocities.restore(state, self._model.device)
+    def restore(self, done: int, latents: Tensor, state: Mapping[str, Tensor]) -> None:
+        self.scheduler.set_begin_index(done)
+        super().restore(done, latents, state)
 
     def _loop_step(self, pipe: Any, state: Any, **at: Any) -> tuple[Any, Any]:
         """Run the library's step, without the transformer if the step cache skips it."""

@@ -40,7 +40,7 @@ class LocalBranches:
         return [branch(step, latents_BCFYX, timestep_B) for branch in self._branches]
 
 
-class Denoiser(LatentDenoiser):
+class BranchDenoiser(LatentDenoiser):
     """Denoising of both families. Made for one job; nothing of it outlives the job.
 
     Branches are begun with the first step that runs them. A step that the step cache estimates runs
@@ -56,15 +56,16 @@ class Denoiser(LatentDenoiser):
         self._model, self._start = model, start_of(embeddings)
         self._dtype: torch.dtype = model.networks[0].dtype
         self.schedule = model.schedule(job)
-        self.velocities = VelocityCache(job.step_cache, model.network_of(self.schedule))
         self._guide = model.guide(job, self.schedule)
         # Drawn on the CPU in the pipeline's dtype, because another dtype gives other noise.
-        self._noise_1CFYX: Tensor = randn_tensor(
+        noise_1CFYX: Tensor = randn_tensor(
             model.latents_shape(job),
             generator=torch.Generator().manual_seed(job.seed),
             device=model.device,
             dtype=model.noise_dtype or self._dtype,
         )
+        network_of = model.network_of(self.schedule)
+        super().__init__(noise_1CFYX, VelocityCache(job.step_cache, network_of))
         # A branch for each text: the conditional one, and under CFG the negative prompt's.
         self._inputs = [
             BranchInputs(job, embeddings[text], start=self._start) for text in model.texts(job)
@@ -76,9 +77,6 @@ class Denoiser(LatentDenoiser):
     @property
     def steps(self) -> int:
         return len(self.schedule.levels)
-
-    def initial_latents(self) -> Tensor:
-        return self._noise_1CFYX.clone()
 
     @torch.no_grad()
     def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
@@ -96,12 +94,13 @@ class Denoiser(LatentDenoiser):
         return moved if index + 1 < self.steps else self._model.finished(moved, self._start)
 
     def state(self) -> Mapping[str, Tensor]:
-        return self.schedule.state() | self.velocities.state()
+        of_cache = super().state()
+        return of_cache if self.is_done else {**self.schedule.state(), **of_cache}
 
-    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+    def restore(self, done: int, latents: Tensor, state: Mapping[str, Tensor]) -> None:
         """Restore a state. Raises ValueError if it was taken after another step."""
-        self.schedule.restore(index, state)
-        self.velocities.restore(state, self.schedule.device)
+        self.schedule.restore(done, state)
+        super().restore(done, latents, state)
 
 
 class DiffusersVideo(SpreadModel):
@@ -162,8 +161,8 @@ class DiffusersVideo(SpreadModel):
         return (*super().notes(job), *lora_notes(job, self.layout))
 
     @torch.no_grad()
-    def denoiser(self, job: VideoJob, embeddings: Mapping[Any, PromptEmbedding]) -> Denoiser:
-        return Denoiser(self, job, embeddings)
+    def denoiser(self, job: VideoJob, embeddings: Mapping[Any, PromptEmbedding]) -> BranchDenoiser:
+        return BranchDenoiser(self, job, embeddings)
 
     @torch.no_grad()
     def branch(self, inputs: BranchInputs) -> Branch:

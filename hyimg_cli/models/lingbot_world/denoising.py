@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.diffusion.step_cache import VelocityCache
+from hyimg_cli.models.latent import LatentDenoiser
 from hyimg_cli.models.lingbot_world.network import Clip, Intrinsics, LingBotNetwork, plucker
 from hyimg_cli.models.lingbot_world.schedule import NoiseLevel
 from hyimg_cli.spec.job import Size
@@ -56,8 +57,11 @@ class ClipInputs:
     intrinsics: Intrinsics
 
 
-class ChunkDenoiser:
-    """The `LatentDenoiser` of one or several clips of one size, made for them."""
+class ChunkDenoiser(LatentDenoiser):
+    """The denoiser of one or several clips of one size, made for them.
+
+    The latents are enough to resume.
+    """
 
     def __init__(
         self,
@@ -68,11 +72,13 @@ class ChunkDenoiser:
     ) -> None:
         device, self._chunk = network.device, network.shape.num_frames_per_block
         self._network, self._levels, self._size = network, tuple(levels), size
-        self._noise_BCFYX = torch.stack([one.noise_CFYX for one in clips]).to(device)
+        noise_BCFYX = torch.stack([one.noise_CFYX for one in clips]).to(device)
+        # Four steps leave none to estimate.
+        super().__init__(noise_BCFYX, VelocityCache(None, ()))
         self._renoise_BKLCFYX = torch.stack([one.renoise_KLCFYX for one in clips]).to(device)
         self._condition_BCFYX = torch.stack([one.condition_CFYX for one in clips]).to(device)
         self._cameras = [(one.poses_F44.to(device), one.intrinsics) for one in clips]
-        frames, rows, columns = self._noise_BCFYX.shape[2:]
+        frames, rows, columns = noise_BCFYX.shape[2:]
         self.chunks = frames // self._chunk
         self.clip: Clip = network.clip(
             torch.stack([one.text_NM for one in clips]),
@@ -83,8 +89,6 @@ class ChunkDenoiser:
         )
         # The chunks whose clean K/V are in the cache, and the chunk whose constants are computed.
         self._filled, self._begun = 0, -1
-        # Four steps leave none to estimate.
-        self.velocities = VelocityCache(None, ())
 
     @property
     def steps(self) -> int:
@@ -93,9 +97,6 @@ class ChunkDenoiser:
     def is_stop(self, step: int) -> bool:
         """Return True after a chunk's clean pass."""
         return step % (len(self._levels) + 1) == 0
-
-    def initial_latents(self) -> Tensor:
-        return self._noise_BCFYX.clone()
 
     @torch.no_grad()
     def step(self, index: int, latents_BCFYX: Tensor) -> Tensor:
@@ -119,12 +120,9 @@ class ChunkDenoiser:
         moved_BCFYX[:, :, frames] = new_BCFYX
         return moved_BCFYX
 
-    def state(self) -> Mapping[str, Tensor]:
-        """Return nothing: the latents are enough to resume."""
-        return {}
-
-    def restore(self, index: int, state: Mapping[str, Tensor]) -> None:
+    def restore(self, done: int, latents: Tensor, state: Mapping[str, Tensor]) -> None:
         """Make the next step repeat the clean passes before it."""
+        super().restore(done, latents, state)
         self._filled, self._begun = 0, -1
 
     def _clean(self, chunk: int, latents_BCFYX: Tensor) -> None:

@@ -284,7 +284,7 @@ class ContinuousBatch:
                 case _:
                     yield from self._lose(work, tried.error)
         for work in joined:
-            yield work, Progress(work.job.custom_id, "denoise", 0, work.denoise_plan.schedule.count)
+            yield work, Progress(work.job.custom_id, "denoise", 0, work.denoise_state.steps)
 
     def _built(
         self, works: Sequence[ImageRequest]
@@ -319,7 +319,7 @@ class ContinuousBatch:
                 work, step = left[state], state.step
                 branches = work.branches[: None if work.denoise_plan.is_guided(step) else 1]
                 scale = work.job.guidance_scale
-                live.append(DenoiseInput(state.latents_CYX, step, scale, branches))
+                live.append(DenoiseInput(state.latents, step, scale, branches))
             return self._model.velocities(live)
 
         denoise_step([*left], velocities)
@@ -329,13 +329,13 @@ class ContinuousBatch:
             work.batch["denoise"] = max(work.batch["denoise"], len(batch))
             if state.is_done:
                 work.clock.enter("queue")
-                work.branches, work.step_cache = (), state.cache.report()
+                work.branches, work.step_cache = (), state.velocities.report()
         # All are saved before any is reported: no reported step is ever run again.
         for work in batch:
             work.stages.keep_latents(work)
         for work in batch:
-            done, count = work.steps_done, work.denoise_plan.schedule.count
-            yield work, Progress(work.job.custom_id, "denoise", done, count)
+            done, steps = work.steps_done, work.denoise_state.steps
+            yield work, Progress(work.job.custom_id, "denoise", done, steps)
 
     def _leave(self, through: Sequence[ImageRequest]) -> Events:
         """Decode the pictures that have been drawn, or let them wait for memory."""

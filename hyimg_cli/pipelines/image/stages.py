@@ -267,30 +267,19 @@ class ImageStages:
         work.denoise_state = DenoiseState(work.denoise_plan, work.job.step_cache)
         if kept is not None:
             work.denoise_state.restore(kept.step, kept.latents, kept.state)
-            work.step_cache = work.denoise_state.cache.report()
+            work.step_cache = work.denoise_state.velocities.report()
 
     def keep_latents(self, work: ImageRequest) -> None:
         """Save the latents after a step if they are due, with the text that they were drawn on."""
-        state, steps = work.denoise_state, work.denoise_plan.schedule.count
-        if work.checkpoint is None or not work.checkpoint.is_due(state.done, steps):
-            return
+        state = work.denoise_state
         assert work.cached is not None, "a text has ended before its picture is drawn"
-        work.clock.enter("write")
-        kept = Kept(
-            state.done,
-            steps,
-            state.latents_CYX,
-            state.cache.state(),
-            work.text_warnings,
-            text=work.cached.record,
-        )
-        work.checkpoint.keep(kept)
-        work.clock.enter("queue")
+        text = work.cached.record
+        work.save_latents(state, state.latents, warnings=work.text_warnings, text=text)
 
     def decode(self, work: ImageRequest) -> None:
         """Decode the last latents. Raises OutputError for a picture that shows nothing."""
         work.clock.enter("decode_latents")
-        latents_CYX = work.denoise_state.latents_CYX
+        latents_CYX = work.denoise_state.latents
         if not torch.isfinite(latents_CYX).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         pixels = _pixels(self.model.decode_latents(latents_CYX))

@@ -30,7 +30,6 @@ from hyimg_cli.memory.fit import memory_guard
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import PhaseClock, Shares, compiling_apart
 from hyimg_cli.pipelines.latent.encodings import Encodings
-from hyimg_cli.pipelines.latents_checkpoint import Kept
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
 from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
@@ -233,37 +232,25 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         for work in works:
             work.clock.enter("denoise_first")
         is_alone, work = len(works) == 1, works[0]
-        denoiser, kept = self.new_denoiser(works), None
+        denoiser = self.new_denoiser(works)
         for one in works:
             yield Progress(one.job.custom_id, "denoise", 0, denoiser.steps)
-        if is_alone and work.checkpoint is not None:
-            kept = work.checkpoint.found()
-        if kept is None:
-            first, latents = 0, denoiser.initial_latents()
-        else:
-            denoiser.restore(kept.step, kept.state)
-            first, latents = kept.step, kept.latents.to(self._resident().device)
-        steps, compiles = denoiser.steps, self._config.model.compile_blocks and is_alone
-        for index in range(first, steps):
-            phase, step = "denoise_first" if index == first else "denoise_rest", index + 1
+        if is_alone and work.checkpoint is not None and (kept := work.checkpoint.found()):
+            denoiser.restore(kept.step, kept.latents, kept.state)
+        compiles, phase = self._config.model.compile_blocks and is_alone, "denoise_first"
+        while not denoiser.is_done:
             with compiling_apart(work.clock, phase, is_on=compiles):
-                latents = denoiser.step(index, latents)
-            for one, own in zip(works, latents.split(1), strict=True):
-                if index == first:
-                    one.clock.enter("denoise_rest")
-                place = one.checkpoint
-                if place is not None and (place.is_due(step, steps) or denoiser.is_stop(step)):
-                    one.clock.enter("write")
-                    memory = denoiser if step < steps else denoiser.velocities
-                    state = memory.state() if is_alone else {}
-                    said = (one.input_warnings, one.input_notes)
-                    place.keep(Kept(step, steps, own, state, *said))
-                    one.clock.enter("denoise_rest")
-                yield Progress(one.job.custom_id, "denoise", step, steps)
-        for one, own in zip(works, latents.split(1), strict=True):
+                denoiser.advance()
+            phase = "denoise_rest"
+            for one, own in zip(works, denoiser.latents.split(1), strict=True):
+                said = {"warnings": one.input_warnings, "notes": one.input_notes}
+                one.save_latents(denoiser, own, **said)
+                one.clock.enter(phase)
+                yield Progress(one.job.custom_id, "denoise", denoiser.done, denoiser.steps)
+        for one, own in zip(works, denoiser.latents.split(1), strict=True):
             one.latents, one.together = own, len(works)
-            one.denoise_steps = steps - one.first_step
-            one.step_cache = denoiser.velocities.report() if is_alone else None
+            one.denoise_steps = denoiser.steps - one.first_step
+            one.step_cache = denoiser.velocities.report()
             one.clock.enter("queue")
 
     def new_denoiser(self, works: Sequence[Done]) -> LatentDenoiser:

@@ -87,12 +87,12 @@ def test_it_equals_a_plain_twin_in_latents_and_in_counted_rows(
     state = DenoiseState(model.denoise_plan(job, canvas, 2), None)
 
     def velocities(states: Any) -> Any:
-        live = DenoiseInput(state.latents_CYX, state.step, job.guidance_scale, branches)
+        live = DenoiseInput(state.latents, state.step, job.guidance_scale, branches)
         return model.velocities([live])
 
     while not state.is_done:
         denoise_step([state], velocities)
         assert not any(buffer() for buffer in buffers), "no K/V outlive a step"
     latents_CYX, rows = plain_latents(loaded, job, canvas, sources)
-    assert torch.allclose(state.latents_CYX, latents_CYX, atol=1e-4)
+    assert torch.allclose(state.latents, latents_CYX, atol=1e-4)
     assert counted.total() == rows == STEPS * sum(own.live_stop for own in canvas.branches)

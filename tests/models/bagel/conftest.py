@@ -134,7 +134,7 @@ class Runs:
 
 
 def latents(done: ImageRequest) -> torch.Tensor:
-    return done.denoise_state.latents_CYX
+    return done.denoise_state.latents
 
 
 def golden_job(run: dict[str, Any], picture: Callable[[str], str]) -> ImageJob:

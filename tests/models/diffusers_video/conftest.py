@@ -85,7 +85,7 @@ def draw() -> Draw:
 def latents_of(model: DiffusersVideo, job: VideoJob) -> Tensor:
     embeddings = {text: model.prompts.encode(text) for text in model.texts(job)}
     denoiser = model.denoiser(job, embeddings)
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)
     return latents

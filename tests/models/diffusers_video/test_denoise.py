@@ -70,7 +70,7 @@ def test_the_fast_way_in_bfloat16_rounds_no_worse(
     own, stock = draw(fast, job), plain("hunyuan", job, dtype="bfloat16")
     assert own.dtype == torch.bfloat16
     denoiser = embedded(models["hunyuan"], job)
-    exact = embedded(fast, job).initial_latents().float()
+    exact = embedded(fast, job).latents.float()
     for index in range(denoiser.steps):
         exact = denoiser.step(index, exact)
     distance = (stock.float() - exact).std()
@@ -149,7 +149,7 @@ def test_the_5b_models_timesteps_by_patch(wan_folder: Path, tmp_path: Path, job:
         output_type="latent",
     ).frames
     denoiser = embedded(model, job)
-    own = denoiser.initial_latents()
+    own = denoiser.latents
     for index in range(3):
         own = denoiser.step(index, own)
     assert torch.equal(own, latents)
@@ -181,7 +181,7 @@ for folder in sys.argv[3:]:
     model = registry.load_video(ModelChoice(folder, device="cpu"))
     texts = model.texts(job)
     denoiser = model.denoiser(job, {text: model.prompts.encode(text) for text in texts})
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)
     found[folder] = latents
@@ -219,7 +219,7 @@ def test_a_failing_job_leaves_nothing(
     model = registry.load_video(ModelChoice(str(folders[name]), device="cpu"))
     clean, network = draw(model, job), model.networks[0]
     broken = embedded(model, replace(job, seed=9))
-    latents = broken.step(1, broken.step(0, broken.initial_latents()))
+    latents = broken.step(1, broken.step(0, broken.latents))
 
     def fail(*_: Any) -> None:
         raise RuntimeError("in the middle of step 3")
@@ -297,14 +297,14 @@ def test_a_killed_job_goes_on_with_the_same_bits(
     job = replace(job, num_inference_steps=3 if name == "hunyuan-stock" else 5)
     whole = draw(model, job)
     first = embedded(model, job)
-    latents = first.initial_latents()
+    latents = first.latents
     for index in range(stop):
         latents = first.step(index, latents)
     data = save(dict(first.state()) | {"latents": latents})
     kept = load(data)
     again = kept.pop("latents")
     second = embedded(model, job)
-    second.restore(stop, kept)
+    second.restore(stop, again, kept)
     for index in range(stop, second.steps):
         again = second.step(index, again)
     assert torch.equal(again, whole)
@@ -316,11 +316,11 @@ def test_restored_schedulers_forget_no_attribute(
 ) -> None:
     """Every attribute, whatever it is: what a library adds later cannot be missed."""
     whole: Any = embedded(models[name], job)
-    latents = whole.initial_latents()
+    latents = whole.latents
     for index in range(3):
         latents = whole.step(index, latents)
     restored: Any = embedded(models[name], job)
-    restored.restore(3, whole.state())
+    restored.restore(3, latents, whole.state())
     expected, found = vars(whole.schedule.scheduler), vars(restored.schedule.scheduler)
     assert set(expected) == set(found)
     for attribute, value in expected.items():
@@ -337,12 +337,12 @@ def _same(one: Any, other: Any) -> bool:
 
 def test_a_state_of_another_step_is_refused(tiny: DiffusersVideo, job: VideoJob) -> None:
     denoiser = embedded(tiny, job)
-    denoiser.step(0, denoiser.initial_latents())
+    latents = denoiser.step(0, denoiser.latents)
     state = denoiser.state()
     with pytest.raises(ValueError, match="step 2"):
-        embedded(tiny, job).restore(2, state)
+        embedded(tiny, job).restore(2, latents, state)
     with pytest.raises(ValueError, match="step 1"):
-        embedded(tiny, job).restore(1, {})
+        embedded(tiny, job).restore(1, latents, {})
 
 
 # --- the loop ----------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def host_reads(
         return spy
 
     # The first step also makes what the job alone decides, some of it from tables on the host.
-    latents = denoiser.step(0, denoiser.initial_latents())
+    latents = denoiser.step(0, denoiser.latents)
     with monkeypatch.context() as patched:
         for name in HOST_READS:
             patched.setattr(Tensor, name, spied(name))

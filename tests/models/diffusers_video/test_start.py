@@ -112,7 +112,7 @@ def latents_of(model: DiffusersVideo, job: VideoJob) -> Tensor:
     denoiser = model.denoiser(
         job, {one: model.encoders[kind].encode(one) for one, kind in found.items()}
     )
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)
     return latents

@@ -60,7 +60,7 @@ def test_full_steps_alone_run_a_network_and_both_begin_with_one(
     expected = [n for n, full in zip(networks, RULE.full_steps(networks), strict=True) if full]
     with forwards(model) as seen:
         denoiser = embedded(model, job)
-        latents = denoiser.initial_latents()
+        latents = denoiser.latents
         for index in range(12):
             latents = denoiser.step(index, latents)
     assert seen[::2] == seen[1::2] == expected
@@ -81,7 +81,7 @@ def test_a_job_goes_on_to_the_bit_between_any_two_steps(
     """The state behind each step, through bytes: one step more gives the same latents and state."""
     model = models[name]
     whole = embedded(model, job)
-    latents = whole.initial_latents()
+    latents = whole.latents
     states = []
     for index in range(12):
         states.append(save({**whole.state(), "latents": latents.contiguous()}))
@@ -91,7 +91,7 @@ def test_a_job_goes_on_to_the_bit_between_any_two_steps(
         kept = load(states[index])
         before = kept.pop("latents")
         again = embedded(model, job)
-        again.restore(index, kept)
+        again.restore(index, before, kept)
         moved = again.step(index, before)
         found = {**again.state(), "latents": moved}
         expected = load(states[index + 1]) if index < 11 else last
@@ -103,7 +103,7 @@ def test_nothing_is_left_for_the_next_job(tiny: DiffusersVideo, job: VideoJob) -
     """Neither by a whole one, nor by one that ended between two full steps."""
     clean = latents_of(tiny, job)
     broken = embedded(tiny, replace(job, seed=job.seed + 1))
-    latents = broken.initial_latents()
+    latents = broken.latents
     for index in range(6):
         latents = broken.step(index, latents)
     assert torch.equal(latents_of(tiny, job), clean)
@@ -145,7 +145,7 @@ def test_other_ranks_are_not_called_at_an_estimated_step(
 ) -> None:
     ranks = Ranks()
     denoiser = begun_at(ranks, tiny, job)
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for step in range(12):
         latents = denoiser.step(step, latents)
     assert ranks.asked == [0, 1, 4, 7, 10, 11]
@@ -156,11 +156,11 @@ def test_branches_are_begun_with_the_first_full_step(tiny: DiffusersVideo, job: 
     """Also by another process, which goes on with an estimated one."""
     ranks, others = Ranks(), Ranks()
     first = begun_at(ranks, tiny, job)
-    latents = first.initial_latents()
+    latents = first.latents
     for step in range(5):
         latents = first.step(step, latents)
     second = begun_at(others, tiny, job)
-    second.restore(5, first.state())
+    second.restore(5, latents, first.state())
     for step in range(5, 8):
         latents = second.step(step, latents)
         assert others.begun == (step == 7)

@@ -68,7 +68,7 @@ def test_frames_are_the_pipelines(folder: Path, job: VideoJob, dtype: str) -> No
     ).frames[0]
     model = registry.load_video(ModelChoice(str(folder), dtype=dtype, device="cpu"))
     denoiser = model.denoiser(job, {text: model.prompts.encode(text) for text in model.texts(job)})
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         latents = denoiser.step(index, latents)
     own = np.concatenate(list(model.decode_latents(latents)))

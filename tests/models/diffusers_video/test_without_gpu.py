@@ -113,7 +113,7 @@ def on_fake_gpu(
         ]
         denoiser = model.denoiser(job, embeddings)
         # The first step moves the job's constants to the device, once.
-        latents = denoiser.step(0, denoiser.initial_latents().to(GPU))
+        latents = denoiser.step(0, denoiser.latents.to(GPU))
         with watch:
             for index in range(1, denoiser.steps):
                 latents = denoiser.step(index, latents)

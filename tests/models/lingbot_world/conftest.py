@@ -74,7 +74,7 @@ def denoiser_of(model: LingBotWorld, jobs: Sequence[VideoJob]) -> ChunkDenoiser:
 
 
 def run(denoiser: ChunkDenoiser, latents: Tensor | None = None, first: int = 0) -> Tensor:
-    latents = denoiser.initial_latents() if latents is None else latents
+    latents = denoiser.latents if latents is None else latents
     for index in range(first, denoiser.steps):
         latents = denoiser.step(index, latents)
     return latents

@@ -105,7 +105,7 @@ def test_every_pass_equals_a_masked_forward_of_the_clip_so_far(golden: LingBotWo
     """Each step of chunks 0, 1 and 2 is made again from the oracle's velocity."""
     clip = clip_of(5)
     denoiser = denoiser_of(golden, [clip])
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         chunk, number = divmod(index, 5)
         moved = denoiser.step(index, latents)
@@ -125,7 +125,7 @@ def test_chunks_know_those_before_them_and_none_behind(golden: LingBotWorld) -> 
     plain = run(denoiser_of(golden, [clip_of(5)]))
     for changed in range(CHUNKS):
         denoiser = denoiser_of(golden, [clip_of(5)])
-        latents = denoiser.initial_latents()
+        latents = denoiser.latents
         latents[:, :, frames_of(changed)] += 1
         found = run(denoiser, latents)
         for chunk in range(CHUNKS):
@@ -136,7 +136,7 @@ def test_chunks_know_those_before_them_and_none_behind(golden: LingBotWorld) -> 
 def test_a_clean_pass_is_for_the_chunks_behind_it(golden: LingBotWorld) -> None:
     plain = run(denoiser_of(golden, [clip_of(5)]))
     denoiser = denoiser_of(golden, [clip_of(5)])
-    latents = denoiser.initial_latents()
+    latents = denoiser.latents
     for index in range(denoiser.steps):
         if index == 4:
             denoiser._filled = 1  # chunk 0 leaves the K/V of its fourth step
@@ -151,14 +151,14 @@ def test_a_clean_pass_is_for_the_chunks_behind_it(golden: LingBotWorld) -> None:
 
 def test_a_clip_goes_on_from_any_step_by_its_latents_alone(golden: LingBotWorld) -> None:
     first = denoiser_of(golden, [clip_of(5)])
-    latents = [first.initial_latents()]
+    latents = [first.latents]
     with passes(golden.networks[0]) as made:
         for index in range(first.steps):
             latents.append(first.step(index, latents[-1]))
     assert len(made) == 5 * CHUNKS - 1, "five a chunk, but for the last clean one"
     for index in (1, 4, 5, 8, 10, 13):
         second = denoiser_of(golden, [clip_of(5)])
-        second.restore(index, first.state())
+        second.restore(index, latents[index], first.state())
         with passes(golden.networks[0]) as made:
             assert torch.equal(run(second, latents[index], index), latents[-1])
         # One clean pass for each chunk that is finished, where it is not among the steps left.
@@ -185,7 +185,7 @@ def test_a_chunks_camera_is_computed_once_to_the_same_bits(golden: LingBotWorld)
     hoisted = run(denoiser_of(golden, [clip_of(5)]))
     assert runs == CHUNKS
     each = denoiser_of(golden, [clip_of(5)])
-    latents = each.initial_latents()
+    latents = each.latents
     for index in range(each.steps):
         each._begun = -1
         latents = each.step(index, latents)
@@ -223,7 +223,7 @@ def test_no_step_waits_for_the_gpu(golden: LingBotWorld) -> None:
     network = golden.networks[0].to("cuda")
     try:
         denoiser = ChunkDenoiser(network, [clip_of(5)], LEVELS, SIZE)
-        latents = denoiser.initial_latents()
+        latents = denoiser.latents
         torch.cuda.set_sync_debug_mode("error")
         for index in range(denoiser.steps):
             latents = denoiser.step(index, latents)

@@ -167,7 +167,7 @@ def test_two_clips_together_are_each_what_they_are_alone(
     latents = run(together)
     assert worst(latents, NUMBERS["two.final_latents"]) < 5e-5
     single = denoiser_of(golden, jobs[1:])
-    assert torch.equal(together.initial_latents()[1:], single.initial_latents())
+    assert torch.equal(together.latents[1:], single.latents)
     assert worst(latents[1:], run(single)) < 1e-5
 
 
