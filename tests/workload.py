@@ -19,7 +19,7 @@ from released import released
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.models import registry
 from hyimg_cli.models.hunyuan_image3.config import Architecture, architecture
-from hyimg_cli.models.hunyuan_image3.record import Prompter
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, SourceShape
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs
 from hyimg_cli.models.hunyuan_image3.weights import expected_shapes

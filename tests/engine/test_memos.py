@@ -10,8 +10,8 @@ from event_kinds import is_done
 from hyimg_cli.engine.session import Session
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
-from hyimg_cli.models.hunyuan_image3 import record as prompter_room
-from hyimg_cli.models.hunyuan_image3.record import Prompter
+from hyimg_cli.models.hunyuan_image3 import prompter as prompter_room
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
 from hyimg_cli.spec.job import ImageJob
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import shared_length
 
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.errors import JobError, ReuseError
@@ -105,7 +106,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     encoded = [family.encode_source(image.pixels, image.digest)]
     canvas = family.canvas(job, encoded, GeneratedText())
     bucket, layout = canvas.bucket, canvas.branches[0].layout
-    stop = layout.shared_length + ahead
+    stop = shared_length(layout) + ahead
     buffer = family.new_buffer(stop)
     with torch.no_grad():
         family.network.prefill(
@@ -128,7 +129,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
         tokens.append(branches[1])
     torch.testing.assert_close(velocities[0], velocities[1], atol=1e-5, rtol=1e-5)
     assert tokens[0][0].reused == stop
-    assert max(tokens[0][1].reused, tokens[0][1].shared) == layout.shared_length
+    assert max(tokens[0][1].reused, tokens[0][1].shared) == shared_length(layout)
 
 
 def test_another_source_image_changes_the_picture(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import shared_length
 from masks import visibility
 from parity.golden_layouts import Grids, layout_of, target_grid
 from safetensors.torch import save_file
@@ -255,7 +256,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     case, layout, network = scene.case, scene.layout, scene.network
     start, reusable = int(case["ar_decode_start"]), int(case["ar_prefix_len"])
     shared = int(case["neg_shared_prefix_len"])
-    assert (layout.target.ratio, layout.shared_length) == (reusable, shared)
+    assert (layout.target.ratio, shared_length(layout)) == (reusable, shared)
     context = network.new_buffer(len(layout.ids))
     hidden = network.prefill([Prefill(layout, layout.ids, scene.sources, context, start)])[0]
     rows = [hidden]

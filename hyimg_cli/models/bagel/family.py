@@ -16,7 +16,7 @@ from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.media.images import bicubic
 from hyimg_cli.models.bagel.guidance import Guidance, unpacked
 from hyimg_cli.models.bagel.network import BagelNetwork, ImageRows
-from hyimg_cli.models.bagel.record import BagelPrompter
+from hyimg_cli.models.bagel.prompter import BagelPrompter
 from hyimg_cli.models.bagel.sequence import SourcePlace, picture_grid, source_shape
 from hyimg_cli.models.bagel.weights import load
 from hyimg_cli.models.common.model import DecoderModel, shapes_of

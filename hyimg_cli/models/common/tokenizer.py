@@ -69,10 +69,7 @@ class ControlTokenizer:
 
     def refuse_beyond(self, rows: int, where: Path) -> None:
         """Raise CheckpointError for a token without a row in the network's table of `rows`."""
-        last = max(self._tokenizer.get_vocab().values(), default=0)
-        if last >= rows:
-            what = f"the tokenizer has a token {last}, and the network only {rows} rows"
-            raise fault("tokenizer", what, where, "use the files of one checkpoint together")
+        refuse_beyond(rows, self._tokenizer.get_vocab().values(), where)
 
     def refuse_control(
         self, field: str, ids: Iterable[int], *, allowed: Collection[int] = ()
@@ -86,6 +83,13 @@ class ControlTokenizer:
                 hint="remove it: control tokens would change the structure of the sequence",
                 code="job.control-token",
             )
+
+
+def refuse_beyond(rows: int, ids: Iterable[int], where: Path, network: str = "network") -> None:
+    """Raise CheckpointError for a token's id without a row in a network's table of `rows`."""
+    if (last := max(ids, default=0)) >= rows:
+        what = f"the tokenizer has a token {last}, and the {network} only {rows} rows"
+        raise fault("tokenizer", what, where, "use the files of one checkpoint together")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:

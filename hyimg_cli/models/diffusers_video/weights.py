@@ -28,6 +28,7 @@ from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special, without_few_eights
 from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
+from hyimg_cli.models.common.tokenizer import refuse_beyond
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.tokenizers import refuse_unreadable
 from hyimg_cli.parallel.devices import device_of
@@ -241,11 +242,8 @@ def load_tokenizer(component: Component, encoder: Component | None) -> Any:
         own_config = encoder.config()
         texts = own_config.table("text_config", own_config.values)
         rows = texts.count("vocab_size", own_config.count("vocab_size", 1 << 24))
-        last = max(getattr(tokenizer, "tokenizer", tokenizer).get_vocab().values(), default=0)
-        if last >= rows:
-            what = f"the tokenizer has a token {last}, and the {encoder.name} only {rows} rows"
-            hint = "use the files of one checkpoint together"
-            raise fault("tokenizer", what, encoder.folder.parent, hint)
+        ids = getattr(tokenizer, "tokenizer", tokenizer).get_vocab().values()
+        refuse_beyond(rows, ids, encoder.folder.parent, encoder.name)
     return tokenizer
 
 

@@ -30,8 +30,8 @@ from hyimg_cli.models.hunyuan_image3.graphs import (
     refuse_without_gpu,
 )
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM, SourceRows
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.ranked import load_ranked
-from hyimg_cli.models.hunyuan_image3.record import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import SourceShape
 from hyimg_cli.models.hunyuan_image3.vae import TiledPicture
 from hyimg_cli.models.hunyuan_image3.vision import vision_inputs

@@ -111,19 +111,6 @@ class Layout:
         return sum(len(section.ids) for section in self.sections)
 
     @property
-    def shared_length(self) -> int:
-        """The index of the first token that the unconditional branch replaces, or the length.
-
-        All tokens before it are equal in both branches.
-        """
-        at = 0
-        for ids, is_replaceable in self.sections:
-            if is_replaceable and set(ids) - {self.cfg}:
-                return at + next(place for place, id_ in enumerate(ids) if id_ != self.cfg)
-            at += len(ids)
-        return at
-
-    @property
     def cuts(self) -> tuple[int, ...]:
         """Return where segments meet: before and after each source image, markers included."""
         return tuple(cut for source in self.sources for cut in (source.start, source.stop))

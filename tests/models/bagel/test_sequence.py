@@ -6,7 +6,7 @@ import pytest
 
 from hyimg_cli.kv.segments import ImageSegment, TextSegment
 from hyimg_cli.models.bagel.config import SizeLimits, read_architecture
-from hyimg_cli.models.bagel.record import THINK_PROMPT, BagelPrompter
+from hyimg_cli.models.bagel.prompter import THINK_PROMPT, BagelPrompter
 from hyimg_cli.models.bagel.sequence import (
     BlockLayout,
     Markers,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from layouts import shared_length
 
 from hyimg_cli.errors import CheckpointError, JobError
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3 import system_prompt
-from hyimg_cli.models.hunyuan_image3.record import Prompter
+from hyimg_cli.models.hunyuan_image3.prompter import Prompter
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, Section, SourceShape
 from hyimg_cli.models.hunyuan_image3.vocabulary import Vocabulary
 from hyimg_cli.spec.job import ImageJob, SizeRequest
@@ -39,7 +40,7 @@ def test_branches_share_what_is_before_the_first_token_that_differs(
 ) -> None:
     """A tokenizer may read a text as no token, or as <cfg> itself."""
     sections = (Section((1, 2)), Section(ids, is_replaceable=True), Section((3,) * (3 - len(ids))))
-    assert Layout(sections, 9, (), None, ()).shared_length == shared
+    assert shared_length(Layout(sections, 9, (), None, ())) == shared
 
 
 def a_job(**changes: Any) -> ImageJob:
