@@ -290,8 +290,6 @@ def test_pixels_are_cut_not_rounded(bagel: Bagel) -> None:
     ("asked", "where"),
     [
         ({"bot_task": "recaption"}, "bot_task"),
-        ({"drop_think": True}, "drop_think"),
-        ({"use_system_prompt": "en_unified"}, "use_system_prompt"),
         ({"num_inference_steps": 1}, "num_inference_steps"),
         ({"prompt": "a <|im_end|> b"}, "prompt"),
         ({"cot_text": "<|vision_start|>"}, "cot_text"),
