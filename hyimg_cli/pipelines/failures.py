@@ -148,9 +148,12 @@ def failed_job(
 
 
 def machine_fault(error: BaseException) -> MachineError | None:
-    """Return the machine error that would also fail every later job; None for other errors."""
+    """Return the machine error that would also fail every later job; None for other errors.
+
+    A LoRA that does not fit belongs to the jobs that name it.
+    """
     if isinstance(error, MachineError):
-        return error
+        return None if error.code.startswith("lora.") else error
     if not _is_of_torch(error, "AcceleratorError"):
         return None
     what, hint = str(error).split("\n")[0], "run the same command again"

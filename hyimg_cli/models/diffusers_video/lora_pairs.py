@@ -353,12 +353,19 @@ def _config_of(metadata: Mapping[str, Any], made: _Converted, file: Path) -> Map
     own = {k.removeprefix(PREFIX): v for k, v in metadata.items() if k.startswith(PREFIX)}
     if find_spec("peft"):
         from peft import LoraConfig
+        from peft.tuners.tuners_utils import check_target_module_exists as is_target
 
+        names = own.get("target_modules")
         try:
-            LoraConfig(**own)
+            config = LoraConfig(**own)
+            # PEFT cannot apply "all-linear" to a transformer of diffusers.
+            left = [one for one, *_ in made.layers() if not (names and is_target(config, one))]
         except Exception as error:  # it checks types and combinations in its own ways
             why = f"{_METADATA} in its header does not describe a LoRA ({error})"
             raise misfit(file, why) from error
+        if left:
+            what = f"{_METADATA} in its header does not name its layers (target_modules)"
+            raise misfit(file, what, left)
     wrong, twice = [], []
     for layer, rank, has_alpha in made.layers():
         if _of_layer(own.get("rank_pattern"), layer, own.get("r", 8)) != rank:

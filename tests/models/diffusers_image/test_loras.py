@@ -19,6 +19,7 @@ from hyimg_cli.errors import CheckpointError
 from hyimg_cli.models import lora_files
 from hyimg_cli.models.diffusers_image.record import read_layout
 from hyimg_cli.models.diffusers_video.lora_pairs import LoraPairs, read_pairs
+from hyimg_cli.pipelines.failures import machine_fault
 from hyimg_cli.spec.options import Lora
 
 RANK = 4
@@ -167,7 +168,12 @@ def in_header(**values: Any) -> str:
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"r": 8, "lora_alpha": 8}, "other ranks than its matrices"),
+        ({"r": 8, "lora_alpha": 8, "target_modules": ["to_q"]}, "other ranks than its matrices"),
+        ({"r": 4, "lora_alpha": 8}, "does not name its layers"),
+        ({"r": 4, "lora_alpha": 8, "target_modules": []}, "does not name its layers"),
+        ({"r": 4, "lora_alpha": 8, "target_modules": ["to_zz"]}, "does not name its layers"),
+        ({"r": 4, "lora_alpha": 8, "target_modules": "x.*"}, "does not name its layers"),
+        ({"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}, "does not name its layers"),
         ({"r": 4, "lora_alpha": 8, "r0": 1}, "does not describe a LoRA"),
         ({"r": 4, "lora_alpha": 8, "alpha": True}, "does not describe a LoRA"),
     ],
@@ -185,6 +191,12 @@ def test_a_header_that_does_not_describe_its_matrices_is_refused(
     alpha = {f"{LAYERS['qwen-image']}.alpha": torch.tensor(8.0)}
     with pytest.raises(CheckpointError, match="its alpha is in tensors and in lora_adapter"):
         read("qwen-image", whole | alpha, lora_adapter_metadata=good)
+
+
+@pytest.mark.parametrize("code", ["lora.no-match", "lora.missing", "checkpoint.mismatch"])
+def test_a_lora_fails_the_jobs_that_name_it_and_a_checkpoint_ends_the_run(code: str) -> None:
+    fault = CheckpointError("it does not fit", code=code)
+    assert machine_fault(fault) is (None if code.startswith("lora.") else fault)
 
 
 KINDS = {
