@@ -38,7 +38,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.failures import FailureLimit, engine_fault, machine_fault
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
-from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue, Told
+from hyimg_cli.pipelines.queue import Dropped, EngineEvent, Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.remote import keep_copies_in
@@ -149,21 +149,21 @@ class Service:
             self._sessions.discard(session)
             self._changed.notify_all()
 
-    def note(self, ticket: Ticket, told: Told) -> None:
+    def note(self, ticket: Ticket, event: EngineEvent) -> None:
         """Record a ticket's progress. A machine error ends the engine."""
-        match told:
+        match event:
             case JobStarted():
                 ticket.phase = "queue"
-            case Progress() if told.custom_id:
-                ticket.phase = told.phase
+            case Progress() if event.custom_id:
+                ticket.phase = event.phase
             case Request() | Dropped():  # a Lost is also a Request
                 ticket.phase = ""
-        if isinstance(told, Lost):
-            if (fault := machine_fault(told.error)) is not None:
+        if isinstance(event, Lost):
+            if (fault := machine_fault(event.error)) is not None:
                 self._end_by(fault)
-        elif isinstance(told, Request):
+        elif isinstance(event, Request):
             with self._changed:
-                self._lately.append(sum(told.clock.dealt_s.values()))
+                self._lately.append(sum(event.clock.dealt_s.values()))
 
     def unfit(self, jobs: Sequence[Job]) -> dict[str, JobError]:
         """Return the error of each job that does not fit into memory even alone, by custom_id."""
@@ -240,7 +240,7 @@ class ServedSession:
         self.is_online = is_online
         # By custom_id, the tickets that have not ended; and their events.
         self._open: dict[str, Ticket] = {}
-        self._inbox = SimpleQueue[tuple[str, Told]]()
+        self._inbox = SimpleQueue[tuple[str, EngineEvent]]()
         # By custom_id, the latest progress; earlier progress may be skipped.
         self._progress: dict[str, Progress] = {}
         self._stop_signal: int | None = None
@@ -286,7 +286,7 @@ class ServedSession:
             # Leave the folder only when no job works in it any more.
             self._drop()
             while self._open and not service.has_ended:
-                self._hear()
+                self._take_events()
             service.leave(self)
 
     def _work(
@@ -306,7 +306,7 @@ class ServedSession:
                 caller=self._caller,
                 is_online=self.is_online,
                 folder=folder,
-                tell=partial(self._tell, job.custom_id),
+                tell=partial(self._emit, job.custom_id),
                 submitted=now,
             )
             for job in jobs
@@ -318,39 +318,39 @@ class ServedSession:
         is_cut = False
         while self._open:
             is_last = service.has_ended  # no events follow the engine's end
-            for told in self._hear():
-                if isinstance(told, Dropped):
+            for event in self._take_events():
+                if isinstance(event, Dropped):
                     is_cut = True
                 else:
-                    yield told
+                    yield event
             if is_last:
                 break
         if is_cut or self._open:
             raise service.fault or Interrupted(self._stop_signal or signal.SIGTERM)
 
-    def _tell(self, custom_id: str, told: Told) -> None:
+    def _emit(self, custom_id: str, event: EngineEvent) -> None:
         """Record an event; called in the engine's thread, or in the one that drops the job."""
-        self._service.note(self._open[custom_id], told)
-        if isinstance(told, Progress):
-            self._progress[custom_id] = told
+        self._service.note(self._open[custom_id], event)
+        if isinstance(event, Progress):
+            self._progress[custom_id] = event
         else:
-            self._inbox.put((custom_id, told))
+            self._inbox.put((custom_id, event))
 
-    def _hear(self) -> list[Told]:
+    def _take_events(self) -> list[EngineEvent]:
         """Return new events; wait for the first one for a limited time."""
-        heard, progress = list[tuple[str, Told]](), dict[str, Told]()
+        events, progress = list[tuple[str, EngineEvent]](), dict[str, EngineEvent]()
         with suppress(Empty):
-            heard.append(self._inbox.get(timeout=_PROGRESS_S))
+            events.append(self._inbox.get(timeout=_PROGRESS_S))
         while self._progress:  # before the rest of the inbox, where its job has begun
-            name, told = self._progress.popitem()
-            progress[name] = told
+            name, event = self._progress.popitem()
+            progress[name] = event
         while not self._inbox.empty():
-            heard.append(self._inbox.get())
-        for name, news in heard:
+            events.append(self._inbox.get())
+        for name, news in events:
             if isinstance(news, Request | Dropped):
                 self._open.pop(name, None)
                 progress.pop(name, None)
-        return [told for _, told in heard] + [*progress.values()]
+        return [event for _, event in events] + [*progress.values()]
 
     def _drop(self) -> None:
         self._service.queue.drop(self.tickets())

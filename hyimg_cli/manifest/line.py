@@ -420,7 +420,8 @@ def _parsed(text: str) -> dict[str, Any]:
         what, hint = "a text contains half of a surrogate pair", "write it as UTF-8"
         raise BadValue(what, hint, "bad-json") from None
     except json.JSONDecodeError as error:
-        raise BadValue(*explain(text, error), "bad-json") from None
+        what, hint = explain(text, error)
+        raise BadValue(what, hint, "bad-json") from None
     except ValueError as error:
         why = "a number has too many digits" if "digits" in str(error) else str(error)
         what, hint = f"not valid JSON: {why}", "remove the field to use its default"

@@ -95,7 +95,7 @@ class Member:
         self.is_up = self.was_heard = False
         self._why = ""
         self._answers: SimpleQueue[Any] = SimpleQueue()
-        child.listen(self._hear, self._die)
+        child.listen(self._on_message, self._die)
 
     def receive(self, timeout_s: float) -> Any:
         """Return the next answer. Raises the member's error, RankError if it died or is silent."""
@@ -122,7 +122,7 @@ class Member:
         self._why = why
         self.child.process.kill()
 
-    def _hear(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         if not isinstance(message, Beat):
             self.is_up = True
             self._answers.put(message)

@@ -25,7 +25,7 @@ class Dropped:
 
 
 # What a ticket is told.
-Told = Event | Request[Any] | Lost[Any] | Dropped
+EngineEvent = Event | Request[Any] | Lost[Any] | Dropped
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Ticket:
     caller: str = ""
     is_online: bool = False
     folder: JobFolder | None = None
-    tell: Callable[[Told], object] = lambda told: None
+    tell: Callable[[EngineEvent], object] = lambda told: None
     submitted: float = 0.0
     is_dropped: bool = False
     phase: str = ""

@@ -206,4 +206,11 @@ def _encode(image: Image.Image, alt: str, note: str = "") -> EmbeddedPicture:
     uri = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
     # Enlarge by a whole number, so every pixel has the same size on the screen.
     factor = max(1, _ENLARGED_SIDE // max(image.size))
-    return EmbeddedPicture(uri, alt, *image.size, image.width * factor, note)
+    return EmbeddedPicture(
+        uri=uri,
+        alt=alt,
+        width=image.width,
+        height=image.height,
+        shown_width=image.width * factor,
+        note=note,
+    )

@@ -95,7 +95,7 @@ class BestOf:
         config = self.request.config.candidates
         again, self._asks_again = self._asks_again, False
         with ScoresFile(self._out) as file:
-            score_candidates(every, self.scorers, file, config, self._tell, retry_failed=again)
+            score_candidates(every, self.scorers, file, config, self._remark, retry_failed=again)
         picks = pick(pool, finals, file.scores, self._rule, read_choices(self._out))
         write_picks(self._out, picks)
         return picks
@@ -118,7 +118,7 @@ class BestOf:
             if job.custom_id in wanted and isinstance(job, ImageJob)
         ]
 
-    def _tell(self, text: str) -> None:
+    def _remark(self, text: str) -> None:
         self.on_event(Remark(text, "info"))
 
 

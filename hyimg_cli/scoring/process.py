@@ -56,12 +56,12 @@ class _BatchFailed(Exception):
 class ScorerProcess:
     """One scorer at work. It starts with the first batch, and again after its process has ended."""
 
-    def __init__(self, scorer: Scorer, limit_s: float, tell: Callable[[str], object]) -> None:
+    def __init__(self, scorer: Scorer, limit_s: float, on_line: Callable[[str], object]) -> None:
         """Prepare the process.
 
-        `limit_s`: maximum seconds for a batch; `tell` gets each line it prints.
+        `limit_s`: maximum seconds for a batch; `on_line` gets each line it prints.
         """
-        self.scorer, self._limit_s, self._tell = scorer, limit_s, tell
+        self.scorer, self._limit_s, self._on_line = scorer, limit_s, on_line
         self._process: subprocess.Popen[bytes] | None = None
         self._asks: BinaryIO | None = None
         self._answers: BinaryIO | None = None
@@ -195,7 +195,7 @@ class ScorerProcess:
                 said = _ESCAPES.sub("", line.decode(errors="replace")).strip()
                 if text := printable(said)[:_MOST_LINE]:
                     self._printed.append(text)
-                    self._tell(f"{self.scorer.name}: {text}")
+                    self._on_line(f"{self.scorer.name}: {text}")
 
     def _stop(self) -> None:
         """End the process and everything that it started."""

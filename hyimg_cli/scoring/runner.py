@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 
 def main() -> None:
-    asked, told = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
+    asked, answers = os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb")
     os.dup2(2, 1)
     # As in `python -m`: import modules from the working folder, not from this file's folder.
     sys.path[0] = os.getcwd()
@@ -27,17 +27,17 @@ def main() -> None:
     options = lines.get()
     try:
         function = getattr(_module(sys.argv[3]), sys.argv[4])
-        _tell(told, {"ready": True})
+        _answer(answers, {"ready": True})
     except BaseException as error:
-        _tell(told, {"error": _said(error), "stops": True})
+        _answer(answers, {"error": _said(error), "stops": True})
         return
     while True:
         cases = lines.get()["cases"]
         try:
-            _tell(told, {"scores": list(function(cases, options))})
+            _answer(answers, {"scores": list(function(cases, options))})
         except Exception as error:
             stops = bool(getattr(error, "stops_scoring", False))
-            _tell(told, {"error": _said(error), "stops": stops})
+            _answer(answers, {"error": _said(error), "stops": stops})
 
 
 def _read(asked: BinaryIO, lines: Any) -> None:
@@ -47,10 +47,10 @@ def _read(asked: BinaryIO, lines: Any) -> None:
     os._exit(0)
 
 
-def _tell(told: BinaryIO, answer: Any) -> None:
+def _answer(answers: BinaryIO, answer: Any) -> None:
     # Values that JSON cannot hold are the scorer's fault, and an error of this batch.
-    told.write(json.dumps(answer, default=_number).encode() + b"\n")
-    told.flush()
+    answers.write(json.dumps(answer, default=_number).encode() + b"\n")
+    answers.flush()
 
 
 def _number(value: Any) -> Any:

@@ -36,9 +36,9 @@ from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.events import JobStarted, Progress
 from hyimg_cli.spec.job import ImageJob
 
-Told = JobStarted | Progress | ImageRequest | Lost[ImageJob] | Dropped
+BatchEvent = JobStarted | Progress | ImageRequest | Lost[ImageJob] | Dropped
 # Events, each with the request that it belongs to.
-Events = Iterator[tuple[ImageRequest, Told]]
+Events = Iterator[tuple[ImageRequest, BatchEvent]]
 
 
 class ContinuousBatch:
