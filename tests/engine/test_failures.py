@@ -1,12 +1,21 @@
 """What happens when a job fails, without a model: remedies, retries, isolation, the run's end."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
-from hyimg_cli.errors import CheckpointError, HyimgError, JobError, MachineError, StorageError
+from hyimg_cli.errors import (
+    CheckpointError,
+    ConsecutiveErrors,
+    HyimgError,
+    JobError,
+    MachineError,
+    StorageError,
+)
 from hyimg_cli.pipelines.failures import (
     FailureLimit,
     Remedy,
@@ -51,16 +60,23 @@ def named(job: ImageJob, names: str) -> list[Job]:
 
 
 class Runs:
-    """Runs jobs that fail for the first so many tries; remembers in which order they ran."""
+    """Runs jobs that fail for the first so many tries, until the run is over; remembers the order
+    in which they ran.
+    """
 
-    def __init__(self, tries: dict[str, int], *, retryable: bool = True) -> None:
-        self.tries, self.ran = dict(tries), list[str]()
+    def __init__(
+        self, limit: FailureLimit, tries: dict[str, int], *, retryable: bool = True
+    ) -> None:
+        self.limit, self.tries, self.ran = limit, dict(tries), list[str]()
         self.failure = Failure("job.fake", "it failed", "", retryable=retryable)
 
     def __call__(self, jobs: Sequence[Job]) -> Iterator[Event]:
-        self.ran.append("".join(job.custom_id for job in jobs))
+        self.ran.append("")
         for job in jobs:
+            if self.limit.is_over:
+                return
             name = job.custom_id
+            self.ran[-1] += name
             yield JobStarted(name)
             fails = self.tries.get(name, 0) > 0
             self.tries[name] = self.tries.get(name, 0) - 1
@@ -68,19 +84,15 @@ class Runs:
             yield JobEnded(Outcome(name, "failed" if fails else "done", "", error=error))
 
 
-def ends(job: ImageJob, runs: Runs, policy: FailurePolicy) -> list[tuple[str, str]]:
-    events = with_retries(named(job, "abc"), runs, FailureLimit(policy))
+def ends(job: ImageJob, names: str, runs: Runs) -> list[tuple[str, str]]:
+    events = with_retries(named(job, names), runs, runs.limit)
     found = (event.outcome for event in events if isinstance(event, JobEnded))
     return [(one.custom_id, one.status) for one in found]
 
 
 def test_a_retry_comes_after_the_other_jobs_and_only_the_last_end_is_told(job: ImageJob) -> None:
-    runs = Runs({"a": 1, "b": 3})
-    assert ends(job, runs, FailurePolicy(max_retries=2)) == [
-        ("c", "done"),
-        ("a", "done"),
-        ("b", "failed"),
-    ]
+    runs = Runs(FailureLimit(FailurePolicy(max_retries=2)), {"a": 1, "b": 3})
+    assert ends(job, "abc", runs) == [("c", "done"), ("a", "done"), ("b", "failed")]
     assert runs.ran == ["abc", "ab", "b"]
 
 
@@ -89,16 +101,33 @@ def test_a_retry_comes_after_the_other_jobs_and_only_the_last_end_is_told(job: I
     [(FailurePolicy(), True), (FailurePolicy(max_retries=5), False)],
 )
 def test_what_is_not_retried(job: ImageJob, policy: FailurePolicy, *, retryable: bool) -> None:
-    runs = Runs({"a": 1}, retryable=retryable)
-    assert ends(job, runs, policy) == [("a", "failed"), ("b", "done"), ("c", "done")]
+    runs = Runs(FailureLimit(policy), {"a": 1}, retryable=retryable)
+    assert ends(job, "abc", runs) == [("a", "failed"), ("b", "done"), ("c", "done")]
     assert runs.ran == ["abc"]
 
 
-def test_the_end_of_the_run_cuts_retries_off_and_still_tells_the_failures(job: ImageJob) -> None:
-    runs = Runs({"a": 9, "b": 9, "c": 9})
-    policy = FailurePolicy(max_retries=4, max_consecutive_errors=5)
-    assert sorted(ends(job, runs, policy)) == [("a", "failed"), ("b", "failed"), ("c", "failed")]
-    assert runs.ran == ["abc", "abc"]
+@pytest.mark.parametrize(
+    ("policy", "ran", "why"),
+    [
+        ({"max_retries": 2, "max_consecutive_errors": 3}, ["abc"], "3 errors in a row, all"),
+        (
+            {"max_retries": 2, "max_consecutive_errors": 7},
+            ["abcde", "ab"],
+            "7 errors in a row, all",
+        ),
+        # A failure that will be tried again is not the first one yet.
+        ({"max_retries": 1, "fail_fast": True}, ["abcde", "a"], ""),
+    ],
+)
+def test_tries_that_would_be_repeated_are_counted_and_their_jobs_told(
+    job: ImageJob, policy: dict[str, Any], ran: list[str], why: str
+) -> None:
+    runs = Runs(FailureLimit(FailurePolicy(**policy)), dict.fromkeys("abcde", 9))
+    told = ends(job, "abcde", runs)
+    assert sorted(told) == [(name, "failed") for name in ran[0]]
+    assert runs.ran == ran
+    with pytest.raises(ConsecutiveErrors, match=why) if why else nullcontext():
+        runs.limit.raise_fault()
 
 
 def test_jobs_at_which_processes_died_come_last_alone_and_fail_after_the_second_death(

@@ -193,25 +193,6 @@ def test_jobs_that_are_drawn_together_share_the_time(
         assert 0 < parts == pytest.approx(one.share_s["total"])
 
 
-def test_one_source_is_encoded_once(
-    job: ImageJob, sources: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded: list[str] = []
-    encode = HunyuanImage3.encode_source
-
-    def counted(self: Any, pixels: Any, digest: str) -> Any:
-        encoded.append(digest)
-        return encode(self, pixels, digest)
-
-    monkeypatch.setattr(HunyuanImage3, "encode_source", counted)
-    edits = [
-        replace(job, custom_id=f"edit-{n}", images=sources[:1], bot_task="none", seed=n)
-        for n in range(3)
-    ]
-    _run(edits, tmp_path / "out", batch=BatchConfig(prewarm=False))
-    assert len(encoded) == 1
-
-
 def test_a_stop_request_ends_the_run_between_steps(jobs: list[ImageJob], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with RunFolder(out) as folder:
@@ -394,24 +375,6 @@ def test_sources_that_cannot_be_read_are_not_counted(jobs: list[ImageJob], tmp_p
     ]
     ended, why = _run_to_its_end(gone, tmp_path / "out", max_consecutive_errors=2)
     assert (len(ended), why) == (3, "")
-
-
-def test_tries_that_would_be_repeated_are_counted_and_told(
-    jobs: list[ImageJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_arguments: Any) -> Any:
-        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
-
-    monkeypatch.setattr(HunyuanImage3, "opening", full)
-    some = [replace(jobs[1], custom_id=f"{n}", seed=n) for n in range(5)]
-    ended, why = _run_to_its_end(some, tmp_path / "a", max_retries=2, max_consecutive_errors=3)
-    assert list(ended.values()) == ["failed"] * 3
-    assert "3 errors in a row, all of them job.out-of-memory: tried to allocate 80 GiB" in why
-    ended, why = _run_to_its_end(some, tmp_path / "b", max_retries=2, max_consecutive_errors=7)
-    assert list(ended.values()) == ["failed"] * 5
-    assert "7 errors in a row" in why
-    ended, why = _run_to_its_end(some, tmp_path / "c", max_retries=1, fail_fast=True)
-    assert (list(ended.values()), why) == (["failed"] * 5, "")
 
 
 def test_a_full_disk_ends_the_run_with_one_clear_error(
