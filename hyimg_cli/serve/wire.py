@@ -21,6 +21,7 @@ from hyimg_cli.files import json_of
 from hyimg_cli.manifest.envelope import API_FIELDS, IGNORED, is_left_out, unwrap
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.media.carried import own_picture
+from hyimg_cli.media.images import size_of
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
 from hyimg_cli.serve.uploads import Upload, Uploads
 from hyimg_cli.settings.config import Setting
@@ -111,6 +112,8 @@ class Wire:
             what, hint = f"response_format is {shown(asked)}", "allowed: b64_json, url"
             raise bad_request("response_format", what, "manifest.bad-value", hint)
         self._ignore_compression(line)
+        if "region" in files:
+            _ignore_size(line, files["images"][0])
         for alias in BY_NAME["n"].aliases:
             if alias in line:
                 line["n"] = line.pop(alias)
@@ -226,6 +229,17 @@ class Wire:
             what = "the mask is not transparent anywhere"
         hint = "make it transparent where to edit, in the size of the first image"
         raise bad_request("mask", what, "source.region", hint)
+
+
+def _ignore_size(line: dict[str, Any], image: str) -> None:
+    """Ignore another size than that of the masked image, which the result has.
+
+    Clients of OpenAI's API send a size with every request.
+    """
+    with suppress(BadValue):
+        asked = BY_NAME["size"].kind.read(line.get("size", "auto"))
+        if not asked.is_auto and str(asked) != str(size_of(image)):
+            line[IGNORED] = line.get(IGNORED, {}) | {"size": line.pop("size")}
 
 
 def typed(name: str, value: Any) -> Any:

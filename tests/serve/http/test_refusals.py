@@ -361,6 +361,17 @@ def test_a_mask_becomes_a_region(
     wire = running.server.online._wire
     line = wire.line_of(EDIT, body, "local")
     assert (line["keep_outside"], line["region_mode"], line["n"]) == (True, "instead", 1)
+    assert "size" not in line
+    # The result has its image's size, whatever other size a client sends.
+    for size, ignored in (
+        ("1024x1024", {"size": "1024x1024"}),
+        ("16:9", {"size": "16:9"}),
+        ("16x16", None),
+        ("auto", None),
+        ("big", None),
+    ):
+        sized = wire.line_of(EDIT, body | {"size": size}, "local")
+        assert (sized.get("x_ignored"), "size" in sized) == (ignored, ignored is None), size
     region = Image.open(line["region"])
     assert (region.mode, region.getbbox(), region.getpixel((4, 4))) == ("L", (4, 4, 12, 8), 255)
     assert {Path(path).parent for path in (*line["images"], line["region"])} == {
