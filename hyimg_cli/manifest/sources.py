@@ -131,7 +131,7 @@ class _Search:
 
     def add(self, argument: str) -> Path:
         """Add an argument's pictures; return the folder to which their names are relative."""
-        if is_pattern(argument):
+        if is_pattern(argument) and not scheme_of(argument):
             # The folder before the first part with a wildcard.
             parts = [*takewhile(lambda part: not glob.has_magic(part), Path(argument).parts)]
             matches = sorted(glob.glob(argument, recursive=True))

@@ -1,6 +1,6 @@
 """Frames of a video file, one at a time, in display order.
 
-Pixels are uint8 arrays [H, W, 3], RGB. A rotation in the container is not applied.
+Pixels are uint8 arrays [H, W, 3], RGB, turned as the container says and players show them.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,9 @@ def read_frames(path: Path) -> Iterator[NDArray[np.uint8]]:
     """Yield every frame of the first video stream. Raises as `open_video`."""
     with open_video(path) as container:
         for frame in container.decode(video=0):
-            yield np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+            pixels = np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
+            # Degrees against the clock; -90 for a telephone that was held upright.
+            yield np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
 
 
 @contextmanager
@@ -48,5 +50,7 @@ def open_video(path: Path, **options: str) -> Iterator["InputContainer"]:
             yield container
     # A file with a wrong type can end in many kinds of errors.
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        what = f"the video cannot be read: {error}"
-        raise SourceImageError(what, where=path, code="source.not-a-video") from error
+        # The library's message begins with its own number of the error.
+        what = f"the video cannot be read: {getattr(error, 'strerror', None) or error}"
+        hint = "copy it again, or give an MP4 or a folder of frames"
+        raise SourceImageError(what, where=path, hint=hint, code="source.not-a-video") from error

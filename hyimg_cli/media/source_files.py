@@ -53,6 +53,10 @@ def file_faults(path: Path) -> Iterator[None]:
             hint = "fetch the picture: git annex get" if is_annexed else nearest_path(str(path))
             raise _fault("missing", "the link's target does not exist", path, hint) from error
         hint = "write paths relative to the manifest"
+        if address := address_of(path):
+            hint = "names in a store count capitals, and %20 is no space"
+            if "/../" in address:
+                hint = "write the whole address: names in a store have no .."
         if any(c in str(path) for c in "\r\n\t\b\f"):
             hint = "write / between folders: in JSON, \\ and the letter after it are one character"
         elif written := of_windows(str(path)):

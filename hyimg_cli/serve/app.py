@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import logging
 import os
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -308,7 +309,18 @@ def _answer_http(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:  # starlette names the methods of one route only
         same = (one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE)
         head["Allow"] = ", ".join(sorted({method for one in same for method in one.methods}))
-    return _answer(request, Refused(error.status_code, what, code=code, headers=head))
+    hint = _meant_by(request) if error.status_code == 404 else ""
+    return _answer(request, Refused(error.status_code, what, code=code, hint=hint, headers=head))
+
+
+def _meant_by(request: Request) -> str:
+    """Return a hint for a client whose base URL lacks `/v1`, has it twice, or ends with a slash."""
+    path = re.sub(r"^/*(v1/+)*", "/v1/", request.url.path)
+    scope = {**request.scope, "path": path}
+    is_known = any(one.matches(scope)[0] != Match.NONE for one in request.app.routes)
+    if is_known and path != request.url.path:
+        return f"the address is {path}: set the client's base URL to http://…/v1"
+    return ""
 
 
 def is_loopback(host: str) -> bool:

@@ -93,6 +93,9 @@ class Bodies:
         self, request: Request, kind: str, most: int, at_once: int
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         """Yield a body's pieces, which count towards the limit of its kind until the block ends."""
+        if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+            what = f"the {kind} is compressed ({encoding[:40]})"
+            raise Refused(415, what, code="request.bad", hint="send it without Content-Encoding")
         nbytes, began = 0, time.monotonic()
 
         async def counted() -> AsyncGenerator[bytes, None]:
@@ -140,6 +143,11 @@ class Bodies:
                 value = self._uploads.keep(part.file, part.filename or "")
             elif field in _PICTURES and not part:
                 continue
+            elif field in _PICTURES and "\0" in part:
+                hint = 'name the file in its Content-Disposition: filename="a.png"'
+                raise bad_request(
+                    name, f"{name} is a file without a name", "request.bad-form", hint
+                )
             if key == "" or (field in _PICTURES and (not key or key.isdecimal())):
                 lists.setdefault(field, []).append((int(key or 0), value))
                 continue

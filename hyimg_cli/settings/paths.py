@@ -142,7 +142,15 @@ def _paths(value: Any) -> tuple[str, ...]:
     if len(paths) > MAX_SOURCE_IMAGES:
         hint = f"give 1 to {MAX_SOURCE_IMAGES}: no model takes more"
         raise BadValue(f"{len(paths)} images", hint, "too-many-images")
-    return tuple(map(_PICTURE.read, paths))
+    return tuple(map(_picture, paths))
+
+
+def _picture(value: Any) -> str:
+    path: str = _PICTURE.read(value)
+    # A Path would turn it into the name of another file.
+    if scheme_of(path) and "//" in path.partition("://")[2]:
+        raise BadValue(f"{shown(path)} has two slashes in its name", "copy it to another name")
+    return path
 
 
 def _names_in_cell(cell: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Distances of pictures and videos are those of their pixels."""
 
 import math
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def clips(tmp_path: Path, write_video: Callable[..., Path]) -> tuple[Path, Path]
 def test_frames_come_back_in_order(write_video: Callable[..., Path]) -> None:
     path = write_video("a.mp4", [flat(0), flat(100), flat(200)])
     assert [frame[0, 0].tolist() for frame in read_frames(path)] == [[n] * 3 for n in (0, 100, 200)]
+
+
+def test_a_video_is_turned_as_players_show_it(write_video: Callable[..., Path]) -> None:
+    """A telephone that was held upright writes a matrix and leaves the frames as they are."""
+    picture = np.zeros((16, 32, 3), np.uint8)
+    picture[:8, :16] = 255
+    path = write_video("a.mp4", [picture] * 2)
+    turns = {(0, 1, 0, -1, 0, 0): (0, -1), (0, -1, 0, 1, 0, 0): (-1, 0)}
+    turns[(-1, 0, 0, 0, -1, 0)] = (-1, -1)
+    for matrix, corner in turns.items():
+        data = bytearray(path.read_bytes())
+        # After the type, the flags, five numbers and 16 bytes.
+        at = data.index(b"tkhd") + 44
+        data[at : at + 24] = struct.pack(">6i", *(one << 16 for one in matrix))
+        path.write_bytes(data)
+        frames = list(read_frames(path))
+        assert frames[0].shape == ((16, 32, 3) if matrix[0] else (32, 16, 3))
+        assert [int(frame[corner].mean()) > 200 for frame in frames] == [True, True]
+        assert frames[0].mean() < 100
 
 
 def test_a_video_has_mean_max_and_min(clips: tuple[Path, Path]) -> None:
@@ -94,7 +114,7 @@ def test_videos_of_another_length_or_size_are_an_error(
 
 def test_what_is_no_video_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"not a video")
-    with pytest.raises(UsageError, match=r"clip .*a\.mp4.*cannot be read"):
+    with pytest.raises(UsageError, match=r"clip .*a\.mp4.*cannot be read: Invalid data"):
         list(measured([Pair("clip", tmp_path / "a.mp4", tmp_path / "a.mp4")], CHOSEN))
 
 

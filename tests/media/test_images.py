@@ -41,6 +41,7 @@ from hyimg_cli.media.source_files import (
     MAX_SOURCE_BYTES,
     MAX_SOURCE_PIXELS,
     decoder_faults,
+    file_faults,
 )
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
@@ -731,3 +732,17 @@ def test_reading_leaves_the_warning_filters_alone(save: Save) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert warnings.filters == before
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("a.png", "write paths relative to the manifest"),
+        ("s3://bucket/in/a%20b.png", "names in a store count capitals, and %20 is no space"),
+        ("s3://bucket/in/../a.png", "write the whole address: names in a store have no .."),
+    ],
+)
+def test_a_missing_picture_has_the_hint_of_its_place(name: str, hint: str) -> None:
+    with pytest.raises(SourceImageError) as caught, file_faults(Path(name)):
+        raise FileNotFoundError
+    assert (caught.value.code, caught.value.hint) == ("source.missing", hint)

@@ -185,6 +185,11 @@ def test_a_picture_that_is_wrong(
 def test_bodies_and_routes(client: TestClient) -> None:
     refused(client.get("/v1/nothing"), 404, "route.not-found", None)
     refused(client.get("/"), 404, "route.not-found", None)
+    for path in (GENERATE.removeprefix("/v1"), f"/{GENERATE}", f"/v1{GENERATE}"):
+        answer = client.post(f"http://127.0.0.1{path}", json={"prompt": "a"})
+        refused(answer, 404, "route.not-found", None)
+        assert f"(the address is {GENERATE}: set the client's base URL" in answer.text
+    assert "the address is" not in client.get("/v1/nothing").text
     refused(client.get(GENERATE), 405, "route.method", None)
     refused(client.delete("/v1/models"), 405, "route.method", None)
     for path, methods in (("/v1/files", "GET, HEAD, POST"), ("/v1/files/x", "DELETE, GET, HEAD")):
@@ -193,6 +198,12 @@ def test_bodies_and_routes(client: TestClient) -> None:
         assert answer.headers["allow"] == methods
     for data, code in ((b"{", "request.bad-json"), (b"[]", "request.not-an-object")):
         refused(client.post(GENERATE, content=data), 400, code, None)
+    packed = client.post(GENERATE, content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    refused(packed, 415, "request.bad", None)
+    assert "the JSON is compressed (gzip)" in packed.text
+    nameless = client.post(EDIT, data={"prompt": "a"}, files=[("image", (None, png()))])
+    refused(nameless, 400, "request.bad-form", "image")
+    assert "image is a file without a name" in nameless.text
     refused(client.post(GENERATE, content=b'{"prompt": NaN}'), 400, "request.bad-json", None)
     head = {"content-type": "multipart/form-data; boundary=x"}
     refused(client.post(EDIT, content=b"--x\r\nno", headers=head), 400, "request.bad-form", None)
