@@ -72,7 +72,7 @@ class ChildProcess:
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """Hang up; kill a process that does not listen."""
         self.hang_up()
         try:

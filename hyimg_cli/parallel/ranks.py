@@ -225,7 +225,7 @@ class RankPool:
         for member in members:
             member.child.hang_up()  # all end at once, then wait for each
         for member in members:
-            member.child.end()
+            member.child.terminate()
         if self._has_group:
             self._has_group = False
             _forget_group()

@@ -62,21 +62,21 @@ class LocalProcesses:
                 if self._processes.get(number) is process:
                     found.append((number, message))
                     if isinstance(message, Exited):
-                        self._processes.pop(number).end()
+                        self._processes.pop(number).terminate()
         return found
 
     def kill(self, number: int) -> None:
         process = self._processes.pop(number, None)
         if process is not None:
             process.process.kill()
-            process.end()
+            process.terminate()
 
     def close(self) -> None:
         processes, self._processes = list(self._processes.values()), {}
         for process in processes:
             process.hang_up()  # end all of them at once, then wait for each
         for process in processes:
-            process.end()
+            process.terminate()
 
     def environment(self, number: int) -> dict[str, str]:
         """Return variables to add to a replica's environment, such as its visible GPUs."""
