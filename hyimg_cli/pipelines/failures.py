@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
-from itertools import count
 from typing import Any
 
 from hyimg_cli.errors import (
@@ -91,7 +90,7 @@ def with_retries(
     """
     by_id = {job.custom_id: job for job in jobs}
     again: dict[str, JobEnded] = {}
-    for retries in count():
+    for retries in range(limit.policy.max_retries + 1):
         for event in run(jobs):
             is_final = True
             if isinstance(event, JobEnded):
