@@ -429,7 +429,7 @@ def test_a_lora_of_another_model_is_refused_before_the_run(
 def test_a_model_without_a_loader_reads_no_lora(run_cli: Any, write_manifest: Any) -> None:
     """One that writes text; a setting may be meant for others, and is told."""
     named = run_cli("check", write_manifest({"prompt": "x", "lora": "a.safetensors"}), "--json")
-    assert named.json_lines[0]["fault"]["code"] == "manifest.foreign-field"
+    assert named.json_lines[0]["fault"]["code"] == "manifest.not-followed"
     told = run_cli("check", write_manifest({"prompt": "x"}), "--lora", "o/r/a.safetensors")
     assert told.code == 0
     assert (
