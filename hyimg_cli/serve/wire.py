@@ -139,7 +139,9 @@ class Wire:
                 continue
             what, code = f"{name} is {shown(value)}", "manifest.out-of-range"
             try:
-                if 1 <= BY_NAME[name].kind.read(value) <= most:
+                count = BY_NAME[name].kind.read(value)
+                if 1 <= count <= most:
+                    fields[name] = count  # 2 for 2.0: a batch's ids depend on it
                     continue
             except BadValue as bad:
                 if bad.slug == "wrong-type":

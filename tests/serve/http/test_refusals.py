@@ -373,6 +373,8 @@ def test_a_mask_becomes_a_region(
     line = wire.line_of(EDIT, body, "local")
     assert (line["keep_outside"], line["region_mode"], line["n"]) == (True, "instead", 1)
     assert "size" not in line
+    written = wire.line_of(GENERATE, {"prompt": "a", "n": "2.0"}, "local")["n"]
+    assert (written, type(written)) == (2, int)
     # The result has its image's size, whatever other size a client sends.
     for size, ignored in (
         ("1024x1024", {"size": "1024x1024"}),
