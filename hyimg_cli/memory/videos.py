@@ -23,8 +23,6 @@ from hyimg_cli.spec.work import VideoWork, video_work
 from hyimg_cli.tiling.tiles import halve_tiles
 
 _TRANSFORMERS = ("transformer", "transformer_2")
-# Blocks of a transformer in groups that are on the device while one of them works.
-_BLOCKS = 2
 # Activations of a text, in 16 bits; 0.1 to 0.3 GB were counted for editors' encoders.
 _TEXT_BYTES = 256_000_000
 # Bytes of a pixel in 16 bits.
@@ -81,7 +79,8 @@ def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int
 
     In main memory, these are the bytes of all ranks together.
     """
-    sizes = card.loaded_bytes(*held_form(config))
+    in_groups = _takes_turns(config) and config.model.cpu_offload == "group"
+    sizes = card.loaded_bytes(*held_form(config), in_groups=in_groups)
     encoders = {name: n for name, n in sizes.items() if name not in ("vae", *_TRANSFORMERS)}
     transformers = [sizes[name] for name in _TRANSFORMERS if name in sizes]
     vae = sizes.get("vae", 0)
@@ -90,10 +89,6 @@ def _weights_by_moment(card: Networks, config: RunConfig) -> tuple[int, int, int
             vae *= config.parallel.vae_ranks
             transformers = [size * config.parallel.step_ranks for size in transformers]
         return sum(encoders.values()), sum(transformers) + vae, sum(transformers) + vae
-    if config.model.cpu_offload == "group":
-        transformers = [size * _BLOCKS // max(card.blocks, _BLOCKS) for size in transformers]
-        for name, blocks in card.encoder_blocks:
-            encoders[name] = encoders[name] * _BLOCKS // max(blocks, _BLOCKS)
     return max(encoders.values(), default=0), max(transformers, default=0), vae
 
 

@@ -113,30 +113,32 @@ class Networks:
 
     `component_bytes`: weights as stored. `component_parameters`: their numbers, if the files are
     available to count. Encoders are the components that can be unloaded once everything is encoded.
-    `has_float32_vae`: latents are decoded in float32, whatever dtype is asked for. `blocks`: number
-    of the transformer's blocks, which can be moved one by one; `encoder_blocks`: those of each
-    encoder.
+    `has_float32_vae`: latents are decoded in float32, whatever dtype is asked for.
+    `grouped_parameters`: numbers that are on the device at once if a component's blocks come one by
+    one.
     """
 
     component_bytes: tuple[tuple[str, int], ...]
     component_parameters: tuple[tuple[str, int], ...] = ()
     has_float32_vae: bool = False
-    blocks: int = 0
-    encoder_blocks: tuple[tuple[str, int], ...] = ()
+    grouped_parameters: tuple[tuple[str, int], ...] = ()
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all components, as stored."""
         return sum(size for _, size in self.component_bytes)
 
-    def loaded_bytes(self, dtype: str, quantization: str = "none") -> dict[str, int]:
+    def loaded_bytes(
+        self, dtype: str, quantization: str = "none", *, in_groups: bool = False
+    ) -> dict[str, int]:
         """Return each component's bytes once loaded in `dtype`, with quantized transformers.
 
-        As stored if nothing is counted. Released transformers are stored in float32, and take half
-        of that in bfloat16. The few tensors that a class keeps in float32, or unquantized, count
-        like the others.
+        `in_groups`: while its blocks come one by one. As stored if nothing is counted. Released
+        transformers are stored in float32, and take half of that in bfloat16. The few tensors that
+        a class keeps in float32, or unquantized, count like the others.
         """
         counts = dict(self.component_parameters)
+        counts |= dict(self.grouped_parameters) if in_groups else {}
 
         def of(name: str) -> float:
             if name == "vae" and self.has_float32_vae:

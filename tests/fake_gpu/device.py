@@ -57,9 +57,9 @@ class FakeGpu(TorchDispatchMode):
 
     `reads`: values that the host asked for, by the line of ours that did. `waits`: copies to the
     device from memory that is not pinned. `sent`, `fetched`: bytes that came to the device and
-    went back. `strays`: uses of what another stream allocated and may
-    free at any time. `launches`: operations that start a kernel. `attention`: those of attention,
-    by name; `masks`: how many of them read a mask. `token`: the id that a read of integers is told.
+    went back. `strays`: uses of what another stream allocated and may free at any time. `launches`:
+    operations that start a kernel, Triton's too. `attention`: those of attention, by name; `masks`:
+    how many of them read a mask. `token`: the id that a read of integers is told.
     """
 
     def __init__(self, token: int = 1) -> None:
@@ -216,6 +216,9 @@ class FakeGpu(TorchDispatchMode):
             has_mask = len(args) > 3 and _is_tensor(args[3])
             self.masks += has_mask
 
+    def _note_kernel(self, _name: str, _given: dict[str, Any]) -> None:
+        self.launches += 1
+
     def _count(self, tensor: Tensor) -> None:
         if tensor.device.type != "cuda":
             return
@@ -284,7 +287,7 @@ def fake_gpu(token: int = 1) -> Iterator[FakeGpu]:
             (torch.Tensor, "data", property(_DATA.__get__, _put_data)),
         ):
             stack.enter_context(patch.object(target, name, stand_in))
-        stack.enter_context(stand_ins())
+        stack.enter_context(stand_ins(gpu._note_kernel))
         # Nothing is built either, so that no compiler is needed.
         stack.enter_context(patch.object(compilers, "compiler_lacks", lambda **_: ""))
         # What the package keeps on a device from call to call is of one mode alone.

@@ -4,13 +4,14 @@ By the run's own pipeline, which draws one picture at a time. Weights have no nu
 the product's code and the libraries'.
 """
 
-from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fake_gpu.pipelines import planned, run
 from fake_gpu.released_editors import CHECKPOINTS, write_released
-from fake_gpu.trace import Stages, Trace, fake_process
+from fake_gpu.trace import Trace, fake_process
 from PIL import Image
 from torch import nn
 
@@ -19,18 +20,37 @@ from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image.model import LatentImageModel
 from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
-from hyimg_cli.pipelines.queue import Ticket, TicketQueue
-from hyimg_cli.pipelines.request import Lost
-from hyimg_cli.settings.run import MachineInfo, ModelChoice, Offloading, OutputConfig, RunConfig
-from hyimg_cli.spec.events import Progress
+from hyimg_cli.settings.run import (
+    BatchConfig,
+    MachineInfo,
+    ModelChoice,
+    Offloading,
+    OutputConfig,
+    RunConfig,
+)
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling
 
 SIDE, STEPS = 1024, 2
 
 
-def trace(folder: Path, name: str, offload: Offloading) -> Trace:
-    """Run one job of a released editor."""
+@dataclass(frozen=True)
+class Prepared:
+    """A job, and how it is run."""
+
+    job: ImageJob
+    config: RunConfig
+
+    @property
+    def planned(self) -> dict[str, int]:
+        """The plan's bytes by moment."""
+        networks = registry.model_card(self.job.model).networks
+        assert networks is not None
+        return planned(needs_of(self.job, networks, self.config))
+
+
+def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
+    """Write a released editor's checkpoint, and a source for a job of its."""
     checkpoint = write_released(folder / "checkpoint", name)
     Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(folder / "source.png")
     edits = KINDS[CHECKPOINTS[name][0]].most > 0
@@ -51,33 +71,20 @@ def trace(folder: Path, name: str, offload: Offloading) -> Trace:
     choice = ModelChoice(
         str(checkpoint), dtype="bfloat16", device="cuda:0", cpu_offload=offload, machine=machine
     )
-    config = RunConfig(OutputConfig(folder), model=choice)
-    card = registry.model_card(job.model)
-    assert card.networks is not None
-    needs = needs_of(job, card.networks, config)
+    batch = BatchConfig(prewarm=False)
+    return Prepared(job, RunConfig(OutputConfig(folder), model=choice, batch=batch))
+
+
+def trace(folder: Path, name: str, offload: Offloading) -> Trace:
+    """Run one job of a released editor."""
+    made = prepared(folder, name, offload)
     with fake_process() as stages:
-        stages.trace.planned = {name: need.total for name, need in needs.items()}
-        _run(stages, config, job)
-    return stages.trace
-
-
-def _run(stages: Stages, config: RunConfig, job: ImageJob) -> None:
-    """Draw it with the run's own pipeline; what has happened is told of by its events."""
-    pipeline, trace = EditPipeline(config), stages.trace
-    stages.gpu.forget()
-    for event in pipeline.use(job.model, [job], None):
-        if isinstance(event, Progress):
-            stages.end(f"encode {len(trace.stages)}")
-    stages.end("load")
-    told = deque[Any]()
-    for _ in pipeline.work(TicketQueue([Ticket(job, tell=told.append)], is_whole=True)):
-        event = told.popleft()
-        if isinstance(event, Lost):
-            raise event.error
-        if isinstance(event, Progress) and event.phase == "denoise":
-            stages.end(f"step {event.done}" if event.done else "begin")
-            trace.blocks, trace.block_bytes = _blocks(pipeline._resident())
-    stages.end("decode")
+        trace = stages.trace
+        trace.planned, trace.notes = made.planned, ["no batch: editors draw one picture at a time"]
+        pipeline = EditPipeline(made.config)
+        run(stages, pipeline, made.job.model, [made.job])
+        trace.blocks, trace.block_bytes = _blocks(pipeline._resident())
+    return trace
 
 
 def _blocks(model: LatentImageModel) -> tuple[int, int]:

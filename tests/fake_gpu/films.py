@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from fake_gpu.pipelines import run
+from fake_gpu.pipelines import planned, run
 from fake_gpu.released_films import write_film
 from fake_gpu.trace import Trace, fake_process
 from PIL import Image
@@ -12,6 +12,7 @@ from torch import nn
 
 from hyimg_cli.memory.videos import needs_of
 from hyimg_cli.models import registry
+from hyimg_cli.models.latent_video import ClipsModel
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.settings.run import (
     BatchConfig,
@@ -38,8 +39,7 @@ class Prepared:
     @property
     def planned(self) -> dict[str, int]:
         """The plan's bytes by moment."""
-        found = needs_of(self.jobs[0], self.card, self.config)
-        return {name: need.total for name, need in found.items()}
+        return planned(needs_of(self.jobs[0], self.card, self.config))
 
 
 def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
@@ -93,6 +93,8 @@ def trace(folder: Path, name: str, offload: Offloading) -> Trace:
         blocks = [*getattr(network, "blocks", getattr(network, "transformer_blocks", ()))]
         stages.trace.blocks = len(blocks)
         stages.trace.block_bytes = sum(map(_bytes, blocks))
+        if not isinstance(pipeline._resident(), ClipsModel):
+            stages.trace.notes = ["no batch: its videos are made one at a time"]
     return stages.trace
 
 

@@ -6,15 +6,21 @@ turn, since torch's modes belong to a thread.
 
 import gc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fake_gpu.trace import Stages
 
+from hyimg_cli.memory.footprint import Need
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.spec.events import ModelLoaded, Progress, PromptsReady
+
+
+def planned(needs: Mapping[str, Need]) -> dict[str, int]:
+    """What a plan counts by moment, without its margin for what no tensor holds."""
+    return {name: need.weights + need.work for name, need in needs.items()}
 
 
 def run(

@@ -63,7 +63,7 @@ class Stage:
 
 @dataclass
 class Trace:
-    """A model's stages in order; `planned`: the plan's bytes by moment."""
+    """A model's stages in order; `planned`: the plan's bytes by moment, without its margin."""
 
     stages: dict[str, Stage] = field(default_factory=dict)
     planned: dict[str, int] = field(default_factory=dict)

@@ -1,20 +1,26 @@
 """Memory of an editor's networks: weights from headers, activations from widths; no torch.
 
-Activations were counted on meta tensors in bfloat16, for two blocks of each released transformer
-and for each released VAE, at 1024x1024 with one source picture.
+Activations were counted in bfloat16 without a GPU, in jobs of each released editor at 1024x1024
+with one source picture.
 """
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 
-# Bytes of a row in 16 bits at a forward's peak, per unit of its width: counts were 15 to 21.
-_TOKEN_WIDTHS = 2 * 22
+# Numbers of a row at a forward's peak, per unit of its width.
+_TOKEN_WIDTHS = {
+    "QwenImageTransformer2DModel": 16,
+    "ZImageTransformer2DModel": 16,
+    "FluxTransformer2DModel": 19,
+    "LongCatImageTransformer2DModel": 20,
+}
+_MOST_TOKEN_WIDTHS = 23
 # Bytes of a pixel in a decode, for each unit of the width of the VAE's last level, and the key of
 # that width in its configuration.
 _DECODES = {
-    "AutoencoderKLQwenImage": (36, "base_dim"),
+    "AutoencoderKLQwenImage": (37, "base_dim"),
     "AutoencoderKLQwenImage21": (45, "decoder_base_dim"),
 }
-_PICTURE_WIDTHS = 12
+_PICTURE_WIDTHS = 13
 
 
 def kv_bytes(layout: CheckpointLayout) -> int:
@@ -28,7 +34,8 @@ def activations(
     layout: CheckpointLayout, rows: int, pixels: int, *, is_tiled: bool
 ) -> tuple[int, int]:
     """Return the bytes, in 16 bits, of a step of `rows` rows and of a decode."""
-    part, token_bytes = layout.components["vae"], _TOKEN_WIDTHS * _width(layout)
+    part, network = layout.components["vae"], layout.components["transformer"].class_name
+    token_bytes = 2 * _TOKEN_WIDTHS.get(network, _MOST_TOKEN_WIDTHS) * _width(layout)
     own = part.config()
     if part.class_name in _DECODES:
         widths, name = _DECODES[part.class_name]

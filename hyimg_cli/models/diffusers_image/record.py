@@ -287,6 +287,8 @@ class EditorFolder(ImageCheckpoint):
         rows = max(tokens.step_rows, tokens.positive)
         if self.kind.joins_branches and self.kind.is_guided(job):
             rows *= 2
+        if self.kind.prefix:  # in the step that makes its K/V, attention copies its rows
+            rows = rows * 7 // 5
         pixels = picture_work(job, self.card).pixels
         step, decode = activations(self.layout, rows, pixels, is_tiled=bool(choice.vae_use_tiling))
         a_step, later = self._prefix_rows(job, sizes, config)
@@ -355,11 +357,8 @@ def _refuse_wrong(folder: Path) -> None:
 
 def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
-    blocks, base_size = (
-        layout.components["transformer"].count_blocks(),
-        own.count("base_size", 1024),
-    )
-    networks = Networks(**stored_networks(layout, kind.text_layers), blocks=blocks)
+    base_size = own.count("base_size", 1024)
+    networks = Networks(**stored_networks(layout, kind.text_layers))
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""

@@ -14,8 +14,8 @@ fail in the middle of a job or make wrong films: they are refused by what their 
 
 import math
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -37,8 +37,10 @@ _CONFIGS = {
     "image_processor": "preprocessor_config.json",
     "feature_extractor": "preprocessor_config.json",
 }
-# The start of the names of one block's tensors.
-_BLOCK = re.compile(r"\D+?\.\d+\.")
+# Blocks of a network that are on the device while one of them works.
+_AT_ONCE = 2
+# Of a block's tensor, the name of its list and its number.
+_BLOCK = re.compile(r"(\D+?)\.(\d+)\.")
 _WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "processor", "text_processor", *_CONFIGS)
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _WAN_NETWORK = frozenset({"WanTransformer3DModel"})
@@ -134,16 +136,6 @@ class Component:
         except CheckpointError:
             return {}
 
-    def count_blocks(self) -> int:
-        """Estimate its number of blocks by the largest one; 0 without weights."""
-        sizes = Counter[str]()
-        for name, tensor in self.known_tensors().items():
-            block = _BLOCK.match(name)
-            sizes[block[0] if block else ""] += math.prod(tensor.shape)
-        beside = sizes.pop("", 0)
-        largest = max(sizes.values(), default=beside)
-        return (beside + sizes.total()) // max(1, largest + beside // 2)
-
     def stored_bytes(self) -> int | None:
         """Return the bytes of its weights, by the index's sum if it has one; None without them.
 
@@ -154,6 +146,28 @@ class Component:
         if promised is None and any(file.suffix in kinds for file in self.folder.glob("*")):
             return checkpoint.weight_bytes(self.tensors())
         return promised
+
+
+def count_in_groups(tensors: Mapping[str, checkpoint.TensorInfo]) -> int:
+    """Return how many numbers of a network are at work at most if its blocks come one by one.
+
+    They are those of its two largest blocks, and all that is in no block: also two layers of a
+    list that are less than half of the largest block, such as those of an embedding.
+    """
+    lists, beside = defaultdict[str, Counter[str]](Counter), 0
+    for name, tensor in tensors.items():
+        block, count = _BLOCK.match(name), math.prod(tensor.shape)
+        if block is None:
+            beside += count
+        else:
+            lists[block[1]][block[2]] += count
+    sizes, most = list[int](), max((max(one.values()) for one in lists.values()), default=0)
+    for one in lists.values():
+        if len(one) > _AT_ONCE or 2 * max(one.values()) >= most:
+            sizes += one.values()
+        else:
+            beside += one.total()
+    return beside + sum(sorted(sizes)[-_AT_ONCE:])
 
 
 @dataclass(frozen=True)

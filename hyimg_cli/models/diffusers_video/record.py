@@ -21,6 +21,7 @@ from hyimg_cli.models.diffusers_video.layout import (
     INDEX,
     WAN,
     CheckpointLayout,
+    count_in_groups,
     is_in_layout,
     read_layout,
     refuse_unsupported,
@@ -71,10 +72,10 @@ _MAC = 2
 # Queries with keys, and their weights with values.
 _PRODUCTS = 2
 # Bytes of a token at a block's widest moment, in widths of the network: 22 were counted for Wan's
-# blocks, 25 for HunyuanVideo-1.5's, without weights.
-_TOKEN_WIDTHS = 25
-# A token's own modulation: six rows in 16 bits and in float32, its timestep's row and a copy.
-_MODULATION_WIDTHS = 6 * (2 + 4) + 2 * 2
+# blocks, 25 for HunyuanVideo-1.5's, without weights and without what a job holds.
+_TOKEN_WIDTHS = 26
+# A token's own modulation: six rows in 16 bits and in float32, its timestep's row and two copies.
+_MODULATION_WIDTHS = 6 * (2 + 4) + 3 * 2
 
 
 class DiffusersFolder(VideoCheckpoint):
@@ -204,20 +205,18 @@ def stored_networks(layout: CheckpointLayout, text_layers: int = 0) -> dict[str,
     parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
     stored = [(name, part.stored_bytes()) for name, part in parts]
     found = [
-        (name, [one for path, one in part.known_tensors().items() if is_loaded(name, path)])
+        (name, {path: one for path, one in part.known_tensors().items() if is_loaded(name, path)})
         for name, part in parts
     ]
     return {
         "component_bytes": tuple((name, size) for name, size in stored if size is not None),
         "component_parameters": tuple(
-            (name, sum(math.prod(tensor.shape) for tensor in tensors))
+            (name, sum(math.prod(tensor.shape) for tensor in tensors.values()))
             for name, tensors in found
             if tensors
         ),
-        "encoder_blocks": tuple(
-            (name, part.count_blocks())
-            for name, part in parts
-            if not name.startswith(("vae", "transformer"))
+        "grouped_parameters": tuple(
+            (name, count_in_groups(tensors)) for name, tensors in found if tensors and name != "vae"
         ),
     }
 
@@ -268,7 +267,6 @@ def _hunyuan(layout: CheckpointLayout, model: str) -> VideoCard:
         max_prompt_tokens=HUNYUAN_MAX_TOKENS,
         tiles=TileRule(_TILE_PIXELS // cell, _STRIDE_PIXELS // cell, cell),
         forward=hunyuan_forward(network),
-        blocks=network.count("num_layers", _HUNYUAN_BLOCKS),
         decode=_HUNYUAN_DECODE,
         text_bytes=_qwen_bytes(layout.components["text_encoder"].config()),
         start=sizes if layout.starts_from_pictures else None,
@@ -295,7 +293,6 @@ def _wan(layout: CheckpointLayout, model: str) -> VideoCard:
         max_prompt_tokens=WAN_MAX_TOKENS,
         tiles=TileRule(_TILE_PIXELS // cell, _STRIDE_PIXELS // cell, cell),
         forward=wan_forward(network, by_token=layout.expands_timesteps),
-        blocks=network.count("num_layers", _WAN_BLOCKS),
         context_heads=network.count("num_attention_heads", _WAN_HEADS),
         decode=WAN_DECODE,
         text_bytes=umt5_bytes(layout.components["text_encoder"].config()),

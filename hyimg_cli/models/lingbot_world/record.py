@@ -92,9 +92,9 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
     facts, encoder = stored_facts(layout, defaults), layout.components.get("text_encoder")
     size, multiple = facts["defaults"].size, _PIXELS_PER_CELL * shape.patch_size[1]
     # Bytes of K/V; of the camera's scale and shift and a forward's rows in float32 (residual,
-    # normed, queries, keys, values, and the feed-forward's); and of the text's K/V.
+    # normed, queries, keys, values, a copy, and the feed-forward's); and of the text's K/V.
     pair = 2 * shape.num_layers * shape.width * _BF16_BYTES
-    rows = 4 * (6 * shape.width + 2 * shape.ffn_dim)
+    rows = 4 * (7 * shape.width + 2 * shape.ffn_dim)
     return VideoCard(
         model=model,
         size_multiple=multiple,
@@ -110,7 +110,6 @@ def lingbot_card(layout: CheckpointLayout, model: str) -> VideoCard:
         guides_below_one=False,
         is_distilled=True,
         chunks=ChunkRule(shape.num_frames_per_block, pair, pair + rows, pair * shape.text_len),
-        blocks=shape.num_layers,
         decode=WAN_DECODE,
         text_bytes=umt5_bytes(encoder.config()) if encoder else 0,
         follows=frozenset({"num_inference_steps", "flow_shift", "seed", "camera", *OF_VIDEOS}),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import ZImageTransformer2DModel
 
+from hyimg_cli.models.diffusers_image import prefix
 from hyimg_cli.models.diffusers_image.own_blocks import _attend_by_length
 from hyimg_cli.models.diffusers_video.networks import compile_blocks
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
@@ -20,7 +21,10 @@ from hyimg_cli.spec.job import ImageJob, SizeRequest
 
 pytestmark = pytest.mark.thorough
 LENGTHS = 10
-KINDS = ("qwen-image", "qwen-image-edit-plus", "klein", "klein-kv", "kontext", "longcat")
+KINDS = (
+    *("qwen-image", "qwen-image-edit-plus", "qwen-image-2.1", "klein", "klein-kv", "kontext"),
+    "longcat",
+)
 
 
 @pytest.fixture
@@ -42,9 +46,15 @@ def compile_whole(graphs: list[Any], network: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_lengths_compile_nothing_after_the_second(
-    checkpoint: Callable[[str], Path], job: ImageJob, tmp_path: Path, graphs: list[Any], kind: str
+    checkpoint: Callable[[str], Path],
+    job: ImageJob,
+    tmp_path: Path,
+    graphs: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
-    """Texts grow with the pictures."""
+    """Texts grow with the pictures. Products have as many rows as on a GPU."""
+    monkeypatch.setattr(prefix, "_filled", lambda rows: rows)
     model = str(checkpoint(kind))
     edits = "edit" in kind or kind == "kontext"
     given = job if edits else replace(job, task="t2i", images=())
