@@ -34,9 +34,6 @@ def refuse_nearby(folder: Path) -> None:
         raise fault("missing", what, folder, f"give {parent}")
     if any((folder / name).exists() for name in _MARKS):
         return
-    if all((folder / part / "config.json").is_file() for part in ("transformer", "vae")):
-        hint = "download the checkpoint again, or copy the missing file"
-        raise fault("missing", f"{_INDEX} is missing, which names the parts", folder, hint)
     inside = sorted(one for one in folder.glob("snapshots/*") if one.is_dir())
     own = sorted(one for one in folder.iterdir() if one.is_dir())
     # A published LingBot-World has its transformer next to such a folder.

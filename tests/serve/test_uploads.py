@@ -118,7 +118,7 @@ def test_a_wrong_form_is_refused(serve: Any, form: Any, files: Any, status: int,
 def test_a_text_in_place_of_the_file_is_named(serve: Any) -> None:
     found = serve().http.post("/v1/files", data={"purpose": "batch"}, files={"file": (None, "x")})
     assert error_of(found) == (400, "request.bad-value", "file")
-    assert found.json()["error"]["message"] == "file: send it as a file of a form"
+    assert found.json()["error"]["message"] == 'file is "x" (send it as a file of a form)'
 
 
 @pytest.mark.parametrize("body", [b"", b"--x\r\nnot a header", b"--x\r\n\r\n", b"no boundary"])

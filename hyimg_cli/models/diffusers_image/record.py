@@ -110,7 +110,7 @@ class EditorFolder(ImageCheckpoint):
         self.layout = read_layout(folder)
         _refuse_unsupported(self.layout)
         self.kind = kind_of(self.layout)
-        refuse_unfitting(self.layout, self.kind.text_layers)
+        refuse_unfitting(self.layout, self.kind.fits, self.kind.text_layers)
         self.card = _card(self.layout, self.kind, model)
 
     def check(self, job: ImageJob) -> None:

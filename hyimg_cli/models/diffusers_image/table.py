@@ -10,6 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.images import size_of
+from hyimg_cli.models.diffusers_video.fitting import TEXT_WIDTH, Rule
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
 from hyimg_cli.models.licences import UNKNOWN, is_non_commercial, read_card
 from hyimg_cli.spec.card import GUIDES_AWAY, ModelCard
@@ -61,6 +62,34 @@ _LONGCAT: dict[str, Set[str]] = _QWEN | {
     "vae": {"AutoencoderKL"},
     "text_processor": {"Qwen2VLProcessor", "Qwen2_5_VLProcessor"},
 }
+# What must fit between these parts: see `fitting`.
+_FITS_QWEN: tuple[Rule, ...] = (
+    (("transformer", "joint_attention_dim"), 1, TEXT_WIDTH),
+    (("transformer", "in_channels"), 4, ("vae", "z_dim")),
+    (("transformer", "out_channels"), 1, ("vae", "z_dim")),
+)
+_FITS_QWEN21: tuple[Rule, ...] = (
+    (("transformer", "context_in_dim"), 1, TEXT_WIDTH),
+    (("transformer", "in_channels"), 1, ("vae", "z_dim")),
+    (("transformer", "out_channels"), 1, ("vae", "z_dim")),
+)
+_FITS_KLEIN: tuple[Rule, ...] = (
+    (("transformer", "joint_attention_dim"), 3, TEXT_WIDTH),
+    (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
+)
+_FITS_Z_IMAGE: tuple[Rule, ...] = (
+    (("transformer", "cap_feat_dim"), 1, TEXT_WIDTH),
+    (("transformer", "in_channels"), 1, ("vae", "latent_channels")),
+)
+_FITS_KONTEXT: tuple[Rule, ...] = (
+    (("transformer", "joint_attention_dim"), 1, ("text_encoder_2", "d_model")),
+    (("transformer", "pooled_projection_dim"), 1, TEXT_WIDTH),
+    (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
+)
+_FITS_LONGCAT: tuple[Rule, ...] = (
+    (("transformer", "joint_attention_dim"), 1, TEXT_WIDTH),
+    (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
+)
 # Positions of Qwen-Image, minus the ones that a canvas with sides of 8,192 pixels may take.
 _QWEN_ROWS = 4096 - 256
 # Sizes of FLUX.1 Kontext's training, to which the library scales sources.
@@ -80,9 +109,10 @@ _SMALL = 512**2
 class LibraryPipeline:
     """One of the library's pipelines."""
 
-    # Its modular blocks, and its parts with their classes.
+    # Its modular blocks, its parts with their classes, and what must fit between them.
     blocks: str
     parts: dict[str, Set[str]]
+    fits: tuple[Rule, ...]
     # Minimum and maximum number of source pictures.
     fewest: int
     most: int
@@ -202,7 +232,7 @@ def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
 
 
 _KLEIN_PIPELINE = LibraryPipeline(
-    "Flux2KleinModularPipeline", _KLEIN, 0, 12, steps=4, guidance=1.0, licence="",
+    "Flux2KleinModularPipeline", _KLEIN, _FITS_KLEIN, 0, 12, steps=4, guidance=1.0, licence="",
     negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
     text_layers=28, text_tokens=_SHORT, shows_pictures=False, scales_pictures=False,
@@ -210,7 +240,8 @@ _KLEIN_PIPELINE = LibraryPipeline(
     own_blocks="rows in order",
 )  # fmt: skip
 _QWEN21_PIPELINE = LibraryPipeline(
-    "QwenImage21ModularPipeline", _QWEN21, 0, 10, steps=40, guidance=1.0, licence=NON_COMMERCIAL,
+    "QwenImage21ModularPipeline", _QWEN21, _FITS_QWEN21, 0, 10, steps=40, guidance=1.0,
+    licence=NON_COMMERCIAL,
     own_inputs=lambda job, card: {"output_resolution": card.base_size},
     of_encoders=frozenset({"output_resolution"}),
     # Of 8,192 positions, ten pictures take fewer than 1,024. Later ones would be read as negative.
@@ -218,14 +249,15 @@ _QWEN21_PIPELINE = LibraryPipeline(
     reads_alpha=True, multiple=32, narrows=True, prefix="pictures, then text",
 )  # fmt: skip
 _EDIT_PIPELINE = LibraryPipeline(
-    "QwenImageEditModularPipeline", _QWEN_EDIT, 1, 1, steps=50, guidance=4.0, most_rows=_QWEN_ROWS,
-    text_tokens={"tokenizer": _QWEN_ROWS}, cuts_texts=False,
+    "QwenImageEditModularPipeline", _QWEN_EDIT, _FITS_QWEN, 1, 1, steps=50, guidance=4.0,
+    most_rows=_QWEN_ROWS, text_tokens={"tokenizer": _QWEN_ROWS}, cuts_texts=False,
     # Its text encoder takes shapes up to 200 to 1, after sides were rounded to multiples of 32.
     most_ratio=163, fitted_multiple=32,
 )  # fmt: skip
 _LONGCAT_PIPELINE = LibraryPipeline(
     "LongCatImageModularPipeline",
     _LONGCAT,
+    _FITS_LONGCAT,
     0,
     0,
     steps=50,
@@ -236,7 +268,7 @@ _LONGCAT_PIPELINE = LibraryPipeline(
 )
 KINDS = {
     "QwenImagePipeline": LibraryPipeline(
-        "QwenImageModularPipeline", _QWEN, 0, 0, steps=50, guidance=4.0,
+        "QwenImageModularPipeline", _QWEN, _FITS_QWEN, 0, 0, steps=50, guidance=4.0,
         own_inputs=lambda job, card: {"max_sequence_length": 512},  # the classic call's
         text_tokens=_SHORT,
         of_encoders=frozenset({"max_sequence_length"}),
@@ -249,12 +281,12 @@ KINDS = {
     "Flux2KleinKVPipeline": replace(_KLEIN_PIPELINE, prefix="references"),
     "QwenImage21Pipeline": _QWEN21_PIPELINE,
     "ZImagePipeline": LibraryPipeline(
-        "ZImageModularPipeline", _Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
+        "ZImageModularPipeline", _Z_IMAGE, _FITS_Z_IMAGE, 0, 0, steps=50, guidance=5.0, negative="",
         guides_above=0.0, text_tokens=_SHORT, own_blocks="joined branches",
     ),
     # Its guidance is an input of the transformer: never a second branch.
     "FluxKontextPipeline": LibraryPipeline(
-        "FluxKontextModularPipeline", _KONTEXT, 0, 1, steps=28, guidance=2.5,
+        "FluxKontextModularPipeline", _KONTEXT, _FITS_KONTEXT, 0, 1, steps=28, guidance=2.5,
         licence=NON_COMMERCIAL, negative=None, no_negative=_NO_BRANCH, guides_above=math.inf,
         own_inputs=_kontext_inputs,
         text_tokens={"tokenizer": 77 - 2, "tokenizer_2": 512 - 1},

@@ -1,11 +1,11 @@
 """Whether the parts of a checkpoint fit each other, by their configurations; no torch.
 
 Parts of several checkpoints load one by one, and fail, or draw something else, in the middle of a
-job. Each row below is one rule of a pipeline: a number of one part is a multiple of another's.
+job. A pipeline has rules: a number of one part is a multiple of another's.
 """
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hyimg_cli.loading import checkpoint
@@ -16,44 +16,11 @@ from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, WAN, Checkp
 # A part and the key of a number in its configuration; of text encoders of several networks, the
 # one that reads text.
 _Number = tuple[str, str]
-_TEXT_WIDTH: _Number = ("text_encoder", "hidden_size")
+TEXT_WIDTH: _Number = ("text_encoder", "hidden_size")
 # The number on the left is the one on the right, that many times.
-_Rule = tuple[_Number, int, _Number]
-_QWEN: tuple[_Rule, ...] = (
-    (("transformer", "joint_attention_dim"), 1, _TEXT_WIDTH),
-    (("transformer", "in_channels"), 4, ("vae", "z_dim")),
-    (("transformer", "out_channels"), 1, ("vae", "z_dim")),
-)
-_KLEIN: tuple[_Rule, ...] = (
-    (("transformer", "joint_attention_dim"), 3, _TEXT_WIDTH),
-    (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
-)
-_LONGCAT: tuple[_Rule, ...] = (
-    (("transformer", "joint_attention_dim"), 1, _TEXT_WIDTH),
-    (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
-)
-_RULES: dict[str, tuple[_Rule, ...]] = {
-    "QwenImagePipeline": _QWEN,
-    "QwenImageEditPipeline": _QWEN,
-    "QwenImageEditPlusPipeline": _QWEN,
-    "QwenImage21Pipeline": (
-        (("transformer", "context_in_dim"), 1, _TEXT_WIDTH),
-        (("transformer", "in_channels"), 1, ("vae", "z_dim")),
-        (("transformer", "out_channels"), 1, ("vae", "z_dim")),
-    ),
-    "Flux2KleinPipeline": _KLEIN,
-    "Flux2KleinKVPipeline": _KLEIN,
-    "ZImagePipeline": (
-        (("transformer", "cap_feat_dim"), 1, _TEXT_WIDTH),
-        (("transformer", "in_channels"), 1, ("vae", "latent_channels")),
-    ),
-    "FluxKontextPipeline": (
-        (("transformer", "joint_attention_dim"), 1, ("text_encoder_2", "d_model")),
-        (("transformer", "pooled_projection_dim"), 1, _TEXT_WIDTH),
-        (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
-    ),
-    "LongCatImagePipeline": _LONGCAT,
-    "LongCatImageEditPipeline": _LONGCAT,
+Rule = tuple[_Number, int, _Number]
+# Rules of the video pipelines; editors have theirs in `diffusers_image/table`.
+VIDEO_RULES: dict[str, tuple[Rule, ...]] = {
     WAN: (
         (("transformer", "text_dim"), 1, ("text_encoder", "d_model")),
         (("transformer", "image_dim"), 1, ("image_encoder", "hidden_size")),
@@ -63,7 +30,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         (("transformer_2", "out_channels"), 1, ("vae", "z_dim")),
     ),
     HUNYUAN_VIDEO15: (
-        (("transformer", "text_embed_dim"), 1, _TEXT_WIDTH),
+        (("transformer", "text_embed_dim"), 1, TEXT_WIDTH),
         (("transformer", "text_embed_2_dim"), 1, ("text_encoder_2", "d_model")),
         (("transformer", "image_embed_dim"), 1, ("image_encoder", "hidden_size")),
         (("transformer", "out_channels"), 1, ("vae", "latent_channels")),
@@ -77,12 +44,12 @@ _LEAST_LENS = (514, 64, 64)
 _AXES = ("axes_dims_rope", "rope_axes_dim", "axes_dims")
 
 
-def refuse_unfitting(layout: CheckpointLayout, text_layers: int = 0) -> None:
+def refuse_unfitting(layout: CheckpointLayout, rules: Sequence[Rule], text_layers: int = 0) -> None:
     """Raise CheckpointError for parts that do not fit each other, with the numbers of both.
 
-    `text_layers`: how many layers of the text encoder the pipeline reads.
+    `rules`: of the pipeline. `text_layers`: how many layers of the text encoder the pipeline reads.
     """
-    for what in _find_misfits(layout, text_layers):
+    for what in _find_misfits(layout, rules, text_layers):
         hint = "use all parts of one checkpoint, or correct the file that was changed"
         raise checkpoint.fault("parts", what, layout.folder, hint)
 
@@ -94,8 +61,10 @@ def picture_positions(layout: CheckpointLayout) -> tuple[int, int] | None:
     return None if lengths is None else (lengths[1], lengths[2])
 
 
-def _find_misfits(layout: CheckpointLayout, text_layers: int) -> Iterator[str]:
-    for left, factor, right in _RULES.get(layout.family, ()):
+def _find_misfits(
+    layout: CheckpointLayout, rules: Sequence[Rule], text_layers: int
+) -> Iterator[str]:
+    for left, factor, right in rules:
         own, other = _number(layout, *left), _number(layout, *right)
         if own is not None and other is not None and own != factor * other:
             by = f"{factor} times " if factor > 1 else ""

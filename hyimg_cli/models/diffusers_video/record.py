@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hyimg_cli.errors import JobError, require
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.models.common.config import Config
-from hyimg_cli.models.diffusers_video.fitting import refuse_unfitting
+from hyimg_cli.models.diffusers_video.fitting import VIDEO_RULES, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
     INDEX,
@@ -84,7 +84,7 @@ class DiffusersFolder(VideoCheckpoint):
     def __init__(self, folder: Path, model: str) -> None:
         self.layout = read_layout(folder)
         refuse_unsupported(self.layout)
-        refuse_unfitting(self.layout)
+        refuse_unfitting(self.layout, VIDEO_RULES[self.layout.family])
         make_card = _hunyuan if self.layout.family == HUNYUAN_VIDEO15 else _wan
         self.card = make_card(self.layout, model)
 

@@ -169,7 +169,7 @@ def _refuse_unfitting(layout: CheckpointLayout) -> None:
             what = f"{key} of the {name} is {found}; the other parts need {expected}"
             raise CheckpointError(what, where=parts[name].folder, code="checkpoint.components")
     if "vae" in parts:
-        refuse_unfitting(layout)
+        refuse_unfitting(layout, ())
 
 
 def _refuse_wrong(folder: Path, *components: Path) -> None:

@@ -87,6 +87,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         The encoders are often larger than the transformer, and are never in memory together with
         it. If every job is already denoised, neither is loaded.
         """
+        self._digest_of.cache_clear()  # a source may have changed, or come back, since earlier jobs
         # A load that was interrupted by a signal or a closed generator starts again.
         is_new = self.model != model or not self._is_loaded
         if is_new:

@@ -23,10 +23,15 @@ def test_served_edits_are_those_of_generate_and_go_on_from_their_latents(
     lines = [line(f"j{n}", "red", f"s{n % 2}.png", seed=n) for n in range(3)]
     manifest = write_manifest(*lines)
     assert run_cli("generate", manifest, "--model", model, "-o", "alone", *often).code == 0
-    output = OutputConfig(tmp_path, checkpoint_every=1)
+    output, kept = OutputConfig(tmp_path, checkpoint_every=1), Path(sources[0]).read_bytes()
     with serving(tmp_path, model=ModelChoice(model), output=output) as service:
         first, second = (ServedBatch(service, manifest, tmp_path / name) for name in "ab")
         assert first.ended().error is second.ended().error is None
+        # A source that was replaced since it was read is read anew: its digest is of this run.
+        Path(sources[0]).write_bytes(Path(sources[1]).read_bytes())
+        replaced = ServedBatch(service, manifest, tmp_path / "d").ended()
+        assert (replaced.error, replaced.summary.failed) == (None, 0)
+        Path(sources[0]).write_bytes(kept)
         stopped = ServedBatch(service, manifest, tmp_path / "c")
         assert stopped.has_line.wait(PATIENCE_S)
         service.stop(0.0)
