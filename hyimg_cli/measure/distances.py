@@ -6,12 +6,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.errors import HyimgError, MachineError, UsageError
 from hyimg_cli.measure.pairs import IMAGE_SUFFIXES, Pair, is_video
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import read_image, size_of
+from hyimg_cli.memory.available import available_bytes
 from hyimg_cli.quality.metrics import Metric, Pixels, number_to_json
 from hyimg_cli.settings.name_template import files_in_order
+from hyimg_cli.spec.units import bytes_text
 
 # The option that limits each metric: a minimum if higher is closer.
 LIMITED_BY = {"psnr": "min_psnr", "ssim": "min_ssim", "lpips": "max_lpips", "max_abs": "max_abs"}
@@ -38,7 +40,8 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
 
     Before anything is measured, raises UsageError for pictures of two sizes, and SourceImageError
     for one that cannot be read; later UsageError if two videos differ in size or number of frames,
-    or a file cannot be read.
+    or a file cannot be read. Raises MachineError before a picture that takes more memory than there
+    is.
     """
     # Only headers are read.
     sizes = [(p.name, size_of(str(p.a)), size_of(str(p.b))) for p in pairs if p.kind == "image"]
@@ -51,6 +54,8 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
         rows, notes = list[list[float]](), dict[str, None]()
         try:
             for a, b in zip_longest(_frames(pair.a), _frames(pair.b)):
+                if not rows and a is not None:
+                    _require_memory(a[0], metrics)
                 if a is None or b is None:
                     what = f"the videos differ in length: one ends after {len(rows)} frames"
                     raise UsageError(what, hint="cut the longer one", code="eval.frame-count")
@@ -60,9 +65,21 @@ def measured(pairs: Sequence[Pair], metrics: Sequence[Metric]) -> Iterator[Measu
                 raise UsageError("no frames found", where=pair.a, code="eval.no-frames")
         except HyimgError as error:
             where = f"{pair.name} ({error.where})" if error.where else pair.name
-            raise UsageError(error.what, where=where, hint=error.hint, code=error.code) from None
+            kind = MachineError if isinstance(error, MachineError) else UsageError
+            raise kind(error.what, where=where, hint=error.hint, code=error.code) from None
         columns = zip(metrics, zip(*rows, strict=True), strict=True)
         yield Measured(pair, {metric.name: [*of] for metric, of in columns}, tuple(notes))
+
+
+def _require_memory(picture: Pixels, metrics: Sequence[Metric]) -> None:
+    """Raise MachineError if a metric needs more memory for such a picture than is free."""
+    most = max(metrics, key=lambda metric: metric.pixel_bytes)
+    height, width = picture.shape[:2]
+    needed, free = most.pixel_bytes * height * width, available_bytes()
+    if needed > free:
+        what = f"{most.name} of {width}x{height} pixels takes about {bytes_text(needed)}"
+        hint = "measure psnr or max_abs, or smaller pictures"
+        raise MachineError(f"{what}; {bytes_text(free)} are free", hint=hint, code="machine.memory")
 
 
 def _frames(path: Path) -> Iterator[tuple[Pixels, tuple[str, ...]]]:

@@ -22,6 +22,8 @@ VERSION = "0.1"
 TOLERANCE = 1e-3
 # AlexNet's last pooling needs 31 pixels; one limit for all nets, so that a file suits each or none.
 MIN_SIDE = 32
+# Memory for each pixel of a picture, by activations of the net's first layers; measured on a CPU.
+PIXEL_BYTES: dict[Net, int] = {"alex": 250, "squeeze": 800, "vgg": 2050}
 # Distances of scikit-image's astronaut from itself after the named change.
 STORED: dict[Net, dict[str, float]] = {
     "alex": {
@@ -85,7 +87,7 @@ class Lpips:
     @property
     def metric(self) -> Metric:
         """Return the distance as a `Metric`, like the metrics without weights."""
-        return Metric("lpips", "", False, self.distance, MIN_SIDE)
+        return Metric("lpips", "", False, self.distance, MIN_SIDE, PIXEL_BYTES[self.net])
 
     def distance(self, a: Pixels, b: Pixels) -> float:
         """Return LPIPS of two pictures, uint8 [H, W, 3]: 0 if they are equal, lower is closer.

@@ -96,7 +96,8 @@ def level_differences(a: Pixels, b: Pixels) -> Pixels:
 class Metric:
     """One measure: name, unit, whether higher is closer, and the function that computes it.
 
-    `min_side`: the shortest side that a picture may have.
+    `min_side`: the shortest side that a picture may have. `pixel_bytes`: memory that it takes for
+    each pixel of a picture.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Metric:
     higher_is_nearer: bool
     measure: Callable[[Pixels, Pixels], float]
     min_side: int = 1
+    pixel_bytes: int = 0
 
     def mean(self, values: Iterable[float]) -> float:
         """Return the mean over frames; for PSNR, that of the squared error.
@@ -126,7 +128,7 @@ PIXEL_METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("psnr", "dB", True, psnr),
-        Metric("ssim", "", True, ssim, SSIM_WINDOW),
+        Metric("ssim", "", True, ssim, SSIM_WINDOW, 150),
         Metric("cosine", "", True, cosine),
         Metric("max_abs", "levels", False, max_abs),
         *(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyimg_cli.errors import SourceImageError, UsageError
+from hyimg_cli.errors import MachineError, SourceImageError, UsageError
 from hyimg_cli.measure.distances import (
     Measured,
     breaches,
@@ -19,7 +19,7 @@ from hyimg_cli.measure.distances import (
 )
 from hyimg_cli.measure.pairs import Pair
 from hyimg_cli.media.frames import read_frames
-from hyimg_cli.quality.metrics import PIXEL_METRICS
+from hyimg_cli.quality.metrics import PIXEL_METRICS, Metric
 
 CHOSEN = [PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]]
 
@@ -131,6 +131,17 @@ def test_all_pictures_of_two_sizes_are_named_before_any_is_measured(tmp_path: Pa
     with pytest.raises(UsageError, match=r"2 of 3 .* one \(32x16 and 8x8\); two") as caught:
         next(measured(pairs, CHOSEN))
     assert caught.value.exit_code == 2
+
+
+def test_a_metric_that_takes_more_memory_than_there_is_measures_nothing(
+    tmp_path: Path, clips: tuple[Path, Path]
+) -> None:
+    Image.new("RGB", (1000, 1000)).save(tmp_path / "a.png")
+    metric = Metric("wide", "", False, lambda a, b: pytest.fail("measured"), pixel_bytes=10**9)
+    picture = Pair("one", tmp_path / "a.png", tmp_path / "a.png")
+    for pair, size in ((picture, "1000x1000"), (Pair("two", *clips), "pixels")):
+        with pytest.raises(MachineError, match=rf"wide of .*{size}.* takes about .* are free"):
+            [*measured([pair], [PIXEL_METRICS["psnr"], metric])]
 
 
 def test_what_reading_changed_is_told(tmp_path: Path) -> None:
