@@ -44,7 +44,8 @@ class Field:
     """A field of a manifest line.
 
     `aliases`: its other names. `only`: the jobs, or the kind of models, that read it, if not all
-    do. Given for a whole run, such a setting may be meant for other jobs, so it is not refused.
+    do. Given for a whole run, such a setting is left out of all other jobs. If `only` names jobs, a
+    model of theirs that does not follow it refuses it.
     """
 
     name: str
