@@ -65,7 +65,8 @@ def test_pixels_are_the_librarys_whatever_is_shared(
     first = run_cli("generate", manifest, "--model", str(folder), "-o", str(out))
     assert f"{len(lines)} done, 0 failed" in first.err
     turned = str(write_manifest(*lines[::-1]))
-    run_cli("generate", turned, "--model", str(folder), "-o", str(back))
+    second = run_cli("generate", turned, "--model", str(folder), "-o", str(back))
+    assert f"{len(lines)} done, 0 failed" in second.err
     found, again = pixels_of(out), pixels_of(back)
     for one in lines:
         name = one["custom_id"]

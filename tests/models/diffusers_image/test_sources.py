@@ -65,7 +65,9 @@ def test_a_source_of_any_kind_is_read_as_the_rgb_picture_that_it_shows(
     for one in lines:
         del one["size"]
     model = str(checkpoint(kind))
-    run_cli("generate", str(write_manifest(*lines)), "--model", model, "-o", str(tmp_path / "out"))
+    manifest = str(write_manifest(*lines))
+    ran = run_cli("generate", manifest, "--model", model, "-o", str(tmp_path / "out"))
+    assert ran.code == 0, ran.err
     made, said = pixels_of(tmp_path / "out"), results(tmp_path / "out")
     alpha = {"rgba"} if kind == "qwen-image-2.1" else set()  # it reads what is seen through
     for name in (name[:-4] for name in odd_sources):
