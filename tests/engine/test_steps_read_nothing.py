@@ -70,7 +70,7 @@ def test_a_step_after_the_first_reads_nothing(
     if "edit" in family or family in TAKE_SOURCES:
         line = EDIT
     if family in tiny_editors.PIPELINES and family != "longcat-edit":  # it has its source's size
-        line |= {"size": "64x64"}
+        line = line | {"size": "64x64"}
     if "turbo" in family:  # its steps are fixed
         line = {name: value for name, value in line.items() if name != "num_inference_steps"}
     reads, inner = Reads(), Session.run

@@ -144,7 +144,8 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     assert len(list((found.kept / "A").iterdir())) == 10
     assert not rows["cached, other seed"].unchanged
     ignored, by_frames = found.notes[:2]
-    assert ignored == "--no-batch-invariant applies to pictures only; this manifest has none"
+    whom = "models that write text only"
+    assert ignored == f"--no-batch-invariant applies to {whom}; this manifest has none"
     assert "videos: compared by frames" in by_frames
     embedded = [
         runs[0].phases_s["embed"] for runs in (found.worst.timed[0].a, found.worst.timed[0].b)
