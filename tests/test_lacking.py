@@ -129,13 +129,13 @@ def test_a_video_is_refused_before_it_is_drawn(run_cli: Any) -> None:
 
 
 @pytest.mark.usefixtures("_nothing_is_installed")
-@pytest.mark.parametrize(("command", "code"), [(("info",), 3), (("eval", "psnr", "film.mp4"), 2)])
+@pytest.mark.parametrize("command", [("info",), ("eval", "psnr", "film.mp4")])
 def test_a_videos_file_cannot_be_read_without_av(
-    run_cli: Any, tmp_path: Path, command: tuple[str, ...], code: int
+    run_cli: Any, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     (tmp_path / "film.mp4").write_bytes(b"\0\0\0\x20ftypisom" + bytes(64))
     ran = run_cli(*command, "film.mp4")
-    assert ran.code == code
+    assert ran.code == 3
     assert "error[machine.no-package]: av is not installed" in ran.err
 
 

@@ -102,6 +102,10 @@ class LatentModel(ABC):
     def dtype_name(self) -> str:
         return self.place.dtype_name
 
+    def unload_networks(self) -> None:
+        """Free the device of networks that take turns there; each comes back for its next turn."""
+        self.place.offload.unload()
+
     @property
     @abstractmethod
     def encoders(self) -> Mapping[str, ConditionEncoder[Any]]:

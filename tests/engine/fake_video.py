@@ -138,6 +138,9 @@ class FakeVideo:
         self.encoders = {PROMPT_EMBEDDINGS: self.prompts}
         self.denoisers: list[FakeDenoiser] = []
 
+    def unload_networks(self) -> None:
+        """Nothing takes turns here."""
+
     @property
     def card(self) -> VideoCard:
         return self._card

@@ -185,7 +185,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         new = [work for work in left if work not in begun]
         for batch in filter(None, [new, *([work] for work in begun)]):
             yield from self.attempt(batch, self.denoise)
-        self._resident().place.offload.unload()  # the steps' networks, if networks take turns
+        self._resident().unload_networks()  # the steps' ones, if networks take turns
         for work in works:
             if work.latents is not None:
                 yield from self.decode_anyhow(work)

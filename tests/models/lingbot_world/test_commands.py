@@ -316,7 +316,7 @@ def test_a_clip_that_does_not_fit_is_refused_with_the_number(tmp_path: Path) -> 
     found = check_fit(job.model, [job], config_of, AvailableMemory(48 * GB))
     assert not found.is_enough
     refusal = str(found.refusal())
-    assert "one job another 32.2 GB" in refusal
+    assert "one job another 32.3 GB" in refusal
     assert "fewer frames or a smaller size" in refusal
     assert check_fit(job.model, [job], config_of, AvailableMemory(80 * GB)).is_enough
 
