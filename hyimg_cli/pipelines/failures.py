@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum, auto
+from itertools import count
 from typing import Any
 
 from hyimg_cli.errors import (
@@ -90,21 +91,24 @@ def with_retries(
     """
     by_id = {job.custom_id: job for job in jobs}
     again: dict[str, JobEnded] = {}
-    for retries in range(limit.policy.max_retries + 1):
+    for retries in count():
+        # The earlier ends of jobs that this pass tries again.
+        before, again = again, {}
         for event in run(jobs):
             is_final = True
             if isinstance(event, JobEnded):
-                again.pop(event.outcome.custom_id, None)
+                before.pop(event.outcome.custom_id, None)
                 error = event.outcome.error
                 if error is not None and retries < retries_of(error, limit.policy):
                     is_final, again[event.outcome.custom_id] = False, event
             limit.add(event, is_final=is_final)
             if is_final:
                 yield event
+        yield from before.values()  # their retries were cut off by the end of the run
         if limit.is_over or not again:
             break
         jobs = [by_id[name] for name in again]
-    yield from again.values()  # failures whose retries the end of the run cut off
+    yield from again.values()
 
 
 def isolate(

@@ -96,6 +96,20 @@ def test_a_retry_comes_after_the_other_jobs_and_only_the_last_end_is_told(job: I
     assert runs.ran == ["abc", "ab", "b"]
 
 
+def test_jobs_that_a_retry_does_not_end_have_their_earlier_end(job: ImageJob) -> None:
+    runs = Runs(FailureLimit(FailurePolicy(max_retries=9)), {"a": 5, "b": 1})
+    first = iter([True])
+
+    def once(jobs: Sequence[Job]) -> Iterator[Event]:
+        return runs(jobs) if next(first, False) else iter(())
+
+    told = with_retries(named(job, "abc"), once, runs.limit)
+    ended = [event.outcome for event in told if isinstance(event, JobEnded)]
+    assert [(one.custom_id, one.status) for one in ended] == [
+        ("c", "done"), ("a", "failed"), ("b", "failed"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("policy", "retryable"),
     [(FailurePolicy(), True), (FailurePolicy(max_retries=5), False)],
