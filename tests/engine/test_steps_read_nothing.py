@@ -1,9 +1,12 @@
 """A denoise step after the first asks no tensor for a number, in any family.
 
 On a GPU each such question waits for all work that is queued. Here the host is the device, so it
-costs nothing and changes nothing, but can be counted, with the tiny checkpoints of other tests.
+costs nothing and changes nothing, but can be counted, with the tiny checkpoints of other tests. So
+can tensors that a step brings to the host, and attention that reads a mask, for which a GPU has
+only slower kernels.
 """
 
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +18,7 @@ import tiny_editors
 import torch
 from conftest import thorough_but
 from every_checkpoint import FOLDERS, WRITERS
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyimg_cli
@@ -52,6 +56,29 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Calls(TorchFunctionMode):
+    """Counts calls by stage: what brings a tensor to the host, moves weights, or has a mask."""
+
+    TO_HOST = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
+    ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage, self.counts = "", Counter[tuple[str, str]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self.TO_HOST:
+            self.counts[self.stage, func.__name__] += 1
+        # A network that is moved moves each of its weights so; Wan's reads a table's device.
+        if func is torch.Tensor.to and sys._getframe(1).f_code.co_name == "convert":
+            self.counts[self.stage, "weights moved"] += 1
+        if func is self.ATTENTION:
+            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+            self.counts[self.stage, "attention" if mask is None else "masked attention"] += 1
+        return func(*args, **kwargs)
+
+
 @pytest.mark.parametrize("family", thorough_but(QUICK, sorted(EVERY)))
 def test_a_step_after_the_first_reads_nothing(
     run_cli: Any,
@@ -73,18 +100,20 @@ def test_a_step_after_the_first_reads_nothing(
         line = line | {"size": "64x64"}
     if "turbo" in family:  # its steps are fixed
         line = {name: value for name, value in line.items() if name != "num_inference_steps"}
-    reads, inner = Reads(), Session.run
+    reads, calls, inner = Reads(), Calls(), Session.run
 
     def noting_stages(session: Session, *given: Any) -> Iterator[Any]:
         for event in inner(session, *given):
             if isinstance(event, Progress):
                 reads.stage = f"step {event.done + 1}" if event.phase == "denoise" else ""
+                calls.stage = reads.stage
             yield event
 
     monkeypatch.setattr(Session, "run", noting_stages)
     flags = ("--video-model" if is_film else "--model", model, "--device", "cpu", "--no-prewarm")
-    with reads:
+    with reads, calls:
         ran = run_cli("generate", write_manifest(line), *flags, "--bot-task", "none", "-o", "out")
     assert ran.code == 0, ran.err
     assert reads.counts, "nothing was counted"
     assert {line: n for (stage, line), n in reads.counts.items() if stage == "step 2"} == {}
+    assert {call for stage, call in calls.counts if stage == "step 2"} == {"attention"}
