@@ -1,4 +1,4 @@
-"""Decide whether a redraw changed a part of the picture (local), none or all (global)."""
+"""Decide what a redraw changed: a part, all but a part (background), none or all (global)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,9 @@ import numpy as np
 
 from hyimg_cli.finishing.planes import Mask, Pixels, Plane, blurred, opponent, scale_of
 
-Kind = Literal["local", "none", "global"]
+# `local` and `background` keep the source outside the edit. The edit of a `background` is most of
+# the picture, or most of its border: all except a subject.
+Kind = Literal["local", "background", "none", "global"]
 _MOST_DRIFT, _MOST_NOISE, _MOST_AREA, _MOST_RIM = 9.0, 5.0, 0.55, 0.6
 # Below this correlation, less than half of the power outside comes from the source; below the
 # second value, a redraw may have a style of its own.

@@ -77,7 +77,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         found = edit_of(drawn, reference, place, given=given, mode=outside.region_mode)
         record = found.to_json() | {"unseen": round(max(0.0, place.unseen), 4)}
         edited, rows_of, columns = found.mask, _drawn_at(place.y), _drawn_at(place.x)
-        if can_count and found.kind == "local":
+        if can_count and found.kind in ("local", "background"):
             edited = _with_blend(compared, edited, place)
     is_whole = record["kind"] == "global"
     change, differing = Change(), 0

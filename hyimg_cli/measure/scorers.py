@@ -44,7 +44,7 @@ def outside(cases: Cases, options: Mapping[str, Any]) -> Iterator[dict[str, Any]
             yield {"value": None, "fault": error.what}
             continue
         kind, reasons = found["kind"], ", ".join(found["reasons"])
-        if kind != "local":
+        if kind in ("none", "global"):
             why = "no edit was found" if kind == "none" else reasons or "all of it was edited"
             yield {"value": None, "fault": f"{kind}: {why}"}
         else:
