@@ -84,15 +84,15 @@ def composite(
     placement: Placement,
     drift: Drift,
     what: Layers,
-    limit: Plane | None = None,
+    given: Bytes | None = None,
     own_numbers: OwnNumbers | None = None,
 ) -> tuple[Pixels, Bytes, Pixels]:
     """Return the result [H, W, 3], its matte [H, W] and the result in the source's own numbers.
 
     The matte is in levels of 255; all are at the source's size.
     `still`: the placement of the reference. `placement`: that of the redraw, with its motion.
-    `limit` [H, W]: nothing is blended where it is 0. Works in strips, so a large source takes
-    little memory.
+    `given` [H, W]: above 127 where the user allows an edit; elsewhere nothing is blended. Works in
+    strips, so a large source takes little memory.
     """
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
     in_own = result if own_numbers is None else own_numbers.pixels.copy()
@@ -105,8 +105,8 @@ def composite(
         box = _box(still, rows, columns)
         place = slice(*rows), slice(*columns)
         alpha = resized(what.matte, shape, _in(what.matte, box))
-        if limit is not None:
-            alpha = alpha * limit[place]
+        if given is not None:
+            alpha = alpha * numbers(given[place] > 127)
         levels = np.asarray(np.round(alpha * 255), np.uint8)
         if not levels.any():
             continue

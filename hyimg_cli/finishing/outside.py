@@ -144,7 +144,7 @@ def edit_of(
     if own is not None:
         spill = float((edited & ~own).sum() / edited.sum()) if edited.any() else 0.0
         mask = own if mode == _INSTEAD else edited & own
-    is_limited = given is not None and (mode == _INSTEAD or bool((given <= 127).any()))
+    is_limited = given is not None and (mode == _INSTEAD or int(given.min()) <= 127)
     if is_limited and reasons:
         # The drift of a completely different picture is none.
         drift, moved, light = unmoved(drift), motion.applied(m), np.zeros_like(light)
@@ -192,17 +192,15 @@ def put_back(
         return Result(pixels, np.zeros((height, width), np.uint8), in_own)
     if edit.kind == "global":
         rows = range(0, height, 512)
-        strips = [
-            mapped_back(drawn, edit.placement, (top, min(height, top + 512)), (0, width))
-            for top in rows
-        ]
-        pixels = np.concatenate(strips)
+        pixels = np.empty_like(source)
+        for top in rows:
+            here = top, min(height, top + 512)
+            pixels[slice(*here)] = mapped_back(drawn, edit.placement, here, (0, width))
         in_own = pixels if own is None else own.of_srgb(pixels)
         return Result(pixels, np.full((height, width), 255, np.uint8), in_own)
     what = layers(edit.reference, edit.drawn, edit.mask, edit.mask | edit.found, edit.light)
-    limit = None if given is None else numbers(given > 127)
     place = edit.still, edit.placement, edit.drift
-    return Result(*composite(source, drawn, reference, *place, what, limit, own))
+    return Result(*composite(source, drawn, reference, *place, what, given, own))
 
 
 def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:

@@ -4,6 +4,7 @@ Rotation and local flow are left out on purpose: flow would bend a real edit bac
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from PIL import Image
@@ -179,6 +180,10 @@ class _PyramidLevel:
         is_sure = bool((np.square(ways[2:]).sum(1) > 0.5).all())
         return ways @ (ways.T @ (motion / self.units)) * self.units, told.left, is_sure
 
+    @cached_property
+    def _own_slopes(self) -> Plane:
+        return _slopes(self.shown)
+
     def is_flat_but_for_edges(self) -> bool:
         """Return True if edges differ far more than the rest of the picture, all in place."""
         told = self._equations(np.zeros(4))
@@ -193,7 +198,7 @@ class _PyramidLevel:
         counted = residual[inside > 0]
         if counted.size < 64:
             return _Equations(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros(4), 1.0, np.inf, np.inf)
-        own, other = (_slopes(plane) for plane in (self.shown, moved))
+        own, other = self._own_slopes, _slopes(moved)
         edges = inside * np.square(own[2:]).sum(0)
         left = float(edges @ np.abs(residual) / max(1e-6, float(edges.sum())))
         spread = float(np.median(np.abs(counted - np.median(counted))))

@@ -11,7 +11,7 @@ or gate needs no model.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -20,7 +20,7 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats
-from hyimg_cli.media.carried import read_carried, region_of
+from hyimg_cli.media.carried import Carried, read_carried, region_of
 from hyimg_cli.media.images import Pixels, pixel_digest, text_of
 from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
@@ -28,6 +28,9 @@ from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
 from hyimg_cli.spec.job import EDIT_SUFFIXES, ImageJob, Size
 from hyimg_cli.spec.options import KeepOutside
+
+if TYPE_CHECKING:
+    from hyimg_cli.finishing.outside import Edit
 
 Record = dict[str, Any]
 # A note in a failed job's line; it is true until the job is finished.
@@ -72,10 +75,8 @@ def finish(
     `on_global` is `fail`, or if a pixel differs outside.
     """
     # Imported here: it imports scipy, which would add 0.3 s to the start of every run.
-    from hyimg_cli.finishing.composite import OwnNumbers
-    from hyimg_cli.finishing.outside import edit_of, put_back
+    from hyimg_cli.finishing.outside import edit_of
     from hyimg_cli.finishing.placement import Placement
-    from hyimg_cli.finishing.verdict import Change
 
     outside, path = job.outside, Path(job.kept_image)
     assert outside is not None, "the job keeps the source outside the edit"
@@ -86,30 +87,23 @@ def finish(
     if drawn.shape != reference.shape:
         what = "the picture was drawn at another size than its source was shown to the model"
         raise OutputError(what, code="outside.not-comparable")
-    given = region_of(outside, Size(*source.pixels.shape[:2]))
+    size = source.own.shape[0], source.own.shape[1]
+    given = region_of(outside, Size(*size))
     if given is not None:
         edit["region_area"] = share_of(given)
-    placement = Placement.stretched(source.pixels.shape[:2], drawn.shape[:2])
+    placement = Placement.stretched(size, drawn.shape[:2])
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= found.to_json()
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the redraw is saved; use on_global keep to accept it, or a region to limit it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
         raise OutputError(what, hint=hint, code="outside.global")
-    space = source.tags.space
-    own = None if space is None else OwnNumbers(source.numbers, space.from_srgb)
-    result, change = put_back(source.pixels, drawn, reference, found, given, own), Change()
-    if found.kind == "global":
-        # Nothing was kept, so every pixel counts; in any other edit, the pixels outside are equal.
-        change.add(source.pixels, result.pixels, result.matte > 0, result.matte.size)
-    edit["change"] = {"mean_de": change.mean_de}
+    has_grey = job.encoding.format != "webp"
+    pixels, matte, change = _put_back(source, drawn, reference, found, given, has_grey=has_grey)
+    del given
+    edit["change"] = {"mean_de": change}
     edit["gates"] = list_breaches(edit, outside)
-    matte, is_whole = result.matte, found.kind == "global"
-    pixels = result.numbers
-    if not is_whole:
-        pixels = source.with_edit(result.pixels, result.numbers, matte)
-    if pixels.ndim == 2 and job.encoding.format == "webp":
-        pixels = result.numbers  # WebP has no grey mode
+    is_whole = found.kind == "global"
     text = None
     if config.metadata:
         # The metadata of the redraw, rewritten, if any part of the result was drawn.
@@ -117,8 +111,8 @@ def finish(
         if edit["kind"] == "none" or not text.record:
             text = PictureText()
         else:
-            size, sha256 = Size(*pixels.shape[:2]), pixel_digest(pixels)
-            text = rewrite_metadata(text, public_line(job), mask_print(job), size, sha256)
+            sha256 = pixel_digest(pixels)
+            text = rewrite_metadata(text, public_line(job), mask_print(job), Size(*size), sha256)
     data = source.encode(pixels, job.encoding, text)
     differing = None if is_whole else source.count_differing(data, matte)
     if differing:
@@ -129,6 +123,37 @@ def finish(
     edit |= {"outside_differing_pixels": differing, "box": None if box is None else list(box)}
     _save_beside(folder, job, edit, "mask", formats.encode(matte, compress_level=3))
     return _save_result(folder, job, pixels, data)
+
+
+def _put_back(
+    source: Carried,
+    drawn: Pixels,
+    reference: Pixels,
+    found: "Edit",
+    given: Pixels | None,
+    *,
+    has_grey: bool,
+) -> tuple[Pixels, Pixels, float]:
+    """Return the result in the source's channels, its matte, and its mean change outside.
+
+    `has_grey`: the result's format can be grey. Copies of the whole source in other colours end
+    here, before the file is encoded.
+    """
+    from hyimg_cli.finishing.composite import OwnNumbers
+    from hyimg_cli.finishing.outside import put_back
+    from hyimg_cli.finishing.verdict import Change
+
+    space, shown = source.tags.space, source.pixels
+    own = None if space is None else OwnNumbers(source.numbers, space.from_srgb)
+    result, change = put_back(shown, drawn, reference, found, given, own), Change()
+    if found.kind == "global":
+        # Nothing was kept, so every pixel counts; in any other edit, the pixels outside are equal.
+        change.add(shown, result.pixels, result.matte > 0, result.matte.size)
+        return result.numbers, result.matte, change.mean_de
+    pixels = source.with_edit(result.pixels, result.numbers, result.matte)
+    if pixels.ndim == 2 and not has_grey:
+        pixels = result.numbers
+    return pixels, result.matte, change.mean_de
 
 
 def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:

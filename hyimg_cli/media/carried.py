@@ -20,6 +20,7 @@ from hyimg_cli.media.images import Picture, Pixels, Upright, on_white, read_upri
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.media.pages import pages_of
 from hyimg_cli.media.source_files import bytes_of_source, open_picture
+from hyimg_cli.media.strips import in_strips, pixels_of, rows_of, strips
 from hyimg_cli.media.tags import Tags, tags_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
@@ -36,13 +37,27 @@ class Carried:
     """A source picture, upright.
 
     `own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers, of the colours that `tags` name.
-    `pixels`: the same in sRGB on white, for a model. `digest`: sha256 of the file.
+    `digest`: sha256 of the file.
     """
 
-    pixels: Pixels
     own: Pixels
     digest: str
     tags: Tags
+
+    @property
+    def pixels(self) -> Pixels:
+        """Return the picture [H, W, 3] in sRGB on white, for a model; `own` itself if it is that.
+
+        Made anew each time: a picture of 100 megapixels takes 300 MB.
+        """
+        own, space = self.own, self.tags.space
+        if space is None:
+            return on_white(own)
+
+        def part_of(rows: slice) -> Pixels:
+            return np.asarray(space.to_srgb(Image.fromarray(own[rows])))
+
+        return on_white(in_strips(own.shape[0], own.shape[1], part_of))
 
     @property
     def numbers(self) -> Pixels:
@@ -86,11 +101,17 @@ class Carried:
 
     def count_differing(self, data: bytes, matte: Pixels) -> int:
         """Count the pixels outside the matte that differ in a result's decoded file."""
+        count = 0
         with Image.open(io.BytesIO(data)) as image:
-            found, own = (
-                np.asarray(one.convert("RGBA")) for one in (image, Image.fromarray(self.own))
-            )
-        return int(((found != own).any(axis=2) & (matte == 0)).sum())
+            image.load()
+            for rows in strips(image.height, image.width):
+                # Four bytes at once: a reduction over such a short axis is slow.
+                found, own = (
+                    np.asarray(one.convert("RGBA")).view(np.uint32)[..., 0]
+                    for one in (rows_of(image, rows), Image.fromarray(self.own[rows]))
+                )
+                count += int(np.count_nonzero((found != own) & (matte[rows] == 0)))
+        return count
 
 
 def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
@@ -103,9 +124,8 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
         if fault := _unfit(path, image):
             raise fault
         tags = tags_of(image, keep_gps=keep_gps)
-        found = read_upright(path, image)
-        own, shown = (np.asarray(one) for one in (found.own, found.in_srgb()))
-    return Carried(on_white(shown), own, digest.of_bytes(data), tags)
+        own = pixels_of(read_upright(path, image).own)
+    return Carried(own, digest.of_bytes(data), tags)
 
 
 def own_picture(path: Path) -> tuple[Picture, bool]:

@@ -27,6 +27,7 @@ from hyimg_cli.media.source_files import (
     decoder_faults,
     open_picture,
 )
+from hyimg_cli.media.strips import in_strips, pixels_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 
@@ -135,7 +136,7 @@ def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
     with open_picture(path, data) as image:
         found = read_upright(path, image)
         shown, notes = found.in_srgb(), found.notes
-    pixels = np.array(shown)
+    pixels = pixels_of(shown)
     if keeps_alpha and shown.mode == "RGBA":
         notes = tuple(note for note in notes if note != _ON_WHITE)
     else:
@@ -203,7 +204,8 @@ def bicubic(pixels: Pixels, size: Size) -> Pixels:
 
 def pixel_digest(pixels: Pixels | Picture) -> str:
     """Return the hex sha256 of the RGB bytes, row by row: the value to compare pictures by."""
-    return digest.of_bytes(pixels.tobytes())
+    is_array = isinstance(pixels, np.ndarray)
+    return digest.of_bytes(np.ascontiguousarray(pixels).data if is_array else pixels.tobytes())
 
 
 @dataclass(frozen=True)
@@ -297,9 +299,13 @@ def on_white(own: Pixels) -> Pixels:
         return np.repeat(own[..., None], 3, axis=2)
     if own.shape[2] == 3:
         return own
-    layer = Image.fromarray(own)
-    white = Image.new("RGBA", layer.size, "white")
-    return np.array(Image.alpha_composite(white, layer).convert("RGB"))
+
+    def part_of(rows: slice) -> Pixels:
+        layer = Image.fromarray(own[rows])
+        white = Image.new("RGBA", layer.size, "white")
+        return np.asarray(Image.alpha_composite(white, layer).convert("RGB"))
+
+    return in_strips(own.shape[0], own.shape[1], part_of)
 
 
 def _own_channels(image: Picture) -> Picture:

@@ -12,7 +12,7 @@ from hyimg_cli.files import opened
 _PIECE_BYTES = 1 << 20
 
 
-def of_bytes(data: bytes) -> str:
+def of_bytes(data: bytes | memoryview) -> str:
     """Return the hex sha256 of `data`."""
     return hashlib.sha256(data).hexdigest()
 
