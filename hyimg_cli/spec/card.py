@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
@@ -12,6 +13,8 @@ from hyimg_cli.spec.options import Fit, JobOptions, PictureOptions, TextSampling
 PICTURE_BYTES = 3 * 4
 # For a size without a ratio token.
 NO_RATIO = -1
+# The longest shape in which a part of a photograph is drawn: longer ones are rare in training.
+_MOST_CROP_RATIO = 2
 
 
 def weight_width(dtype: str, quantization: str = "none") -> float:
@@ -166,9 +169,10 @@ class ModelCard:
     all models read; `reasons`: why not another one. `licence`: a short name; empty if unknown.
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
-    an edit in its source's shape has another size than the nearest of the buckets. `fits_kept`: a
-    kept source is brought to the size of its edit. `edit_shape`: of an edit without a size: what
-    the model chooses (then it reads `infer_align_image_size`), its `source`'s, or a `square`.
+    an edit in its source's shape has another size than the nearest of the buckets; by the side of a
+    square of the same area, and the source's size. `fits_kept`: a kept source is brought to the
+    size of its edit. `edit_shape`: of an edit without a size: what the model chooses (then it reads
+    `infer_align_image_size`), its `source`'s, or a `square`.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
@@ -212,7 +216,7 @@ class ModelCard:
     reference_pixels: int | None = None
     fewest_images: int = 0
     most_images: int = 3
-    size_by_source: Callable[[Size], Size] | None = None
+    size_by_source: Callable[[int, Size], Size] | None = None
     fits_kept: bool = False
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
     reasons: Mapping[str, str] = field(
@@ -286,14 +290,49 @@ class ModelCard:
     def kept_size(self, source: Size) -> Size:
         """Return the size in which a kept source is drawn: the nearest to its shape."""
         if self.size_by_source is not None:
-            return self.size_by_source(source)
+            return self.size_by_source(self.base_size, source)
         found = self.bucket_of(SizeRequest(source.height, source.width))
         assert found is not None, "a size was asked for"
         return found.size
 
+    def crop_sizes(self, pixels: int | None = None) -> tuple[Size, ...]:
+        """Return the sizes in which a part of a photograph can be drawn, from wide to tall.
+
+        Of about `pixels`, by default the model's square; empty if it draws no such area. A source
+        of such a size is drawn in it, and is not resized again on the way to the VAE.
+        """
+        side = self.base_size if pixels is None else round(math.sqrt(pixels))
+        if side != self.base_size:
+            return ()
+        if self.size_by_source is None:
+            sizes = (bucket.size for bucket in self.buckets)
+            found = frozenset(one for one in sizes if self.kept_size(one) == one)
+        else:
+            found = _unresized(self.size_by_source, side, self.size_multiple)
+        return tuple(sorted(filter(_is_compact, found), key=lambda one: one.height / one.width))
+
     def latent_grid(self, size: Size) -> tuple[int, int]:
         """Return the latent rows and columns of a picture of `size`."""
         return size.height // self.pixels_per_cell, size.width // self.pixels_per_cell
+
+
+def _is_compact(size: Size) -> bool:
+    shorter, longer = sorted((size.height, size.width))
+    return longer <= _MOST_CROP_RATIO * shorter
+
+
+@cache
+def _unresized(rule: Callable[[int, Size], Size], side: int, step: int) -> frozenset[Size]:
+    """Return sizes that a rule leaves alone: by the shorter side, the nearest to this square."""
+    area, found = side**2, set[Size]()
+    for rows in range(step, side + step + 1, step):
+        columns = round(area / rows / step) * step
+        longer = (Size(rows, columns + more * step) for more in range(-2, 3))
+        kept = [one for one in longer if one.width >= rows and rule(side, one) == one]
+        if kept:
+            best = min(kept, key=lambda one: abs(one.height * one.width - area))
+            found |= {best, Size(best.width, best.height)}
+    return frozenset(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -389,7 +389,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         edit_shape="square" if kind.squares else "source",
         follows=kind.follows,
         reasons={"negative_prompt": kind.no_negative},
-        size_by_source=partial(size_by_source, kind, base_size),
+        size_by_source=partial(size_by_source, kind),
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,

@@ -1,10 +1,14 @@
 """Sizes of edits: in their source's shape, as asked for, or told; sources that are too narrow."""
 
+import itertools
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiny_editors
 import torch
 from conftest import thorough_but
 from diffusers.pipelines.flux.pipeline_flux_kontext import PREFERRED_KONTEXT_RESOLUTIONS
@@ -14,6 +18,7 @@ from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
 from PIL import Image
 
 from hyimg_cli.models.diffusers_image.table import KINDS, size_by_source
+from hyimg_cli.models.registry import model_card
 from hyimg_cli.spec.job import Size
 
 SOURCES = [
@@ -28,26 +33,51 @@ def small_references() -> None:
     """Here, the library's references have their own sizes."""
 
 
+def size_in_library(name: str, shown: Size) -> Size:
+    """The size to which the library brings a reference of this size, by its own functions."""
+    area, ratio = 1024**2, shown.width / shown.height
+    if "Qwen" in name:
+        width, height, *_ = qwen.calculate_dimensions(area, ratio)
+    elif "LongCat" in name:
+        width, height = calculate_dimensions(area, ratio)
+    elif "Kontext" in name:
+        _, width, height = min((abs(ratio - w / h), w, h) for w, h in _PREFERRED)
+    else:  # klein shrinks what is larger, and cuts what is left over of 16
+        factor = min(1.0, math.sqrt(area / (shown.width * shown.height)))
+        width, height = (int(side * factor) // 16 * 16 for side in (shown.width, shown.height))
+    return Size(int(height), int(width))
+
+
 @pytest.mark.parametrize("name", EDITORS)
 def test_the_library_does_not_resize_a_reference_of_the_size_in_which_it_is_kept(name: str) -> None:
     """By the library's own rules: a second resize blurs, and moves the edit."""
-    kind, area = KINDS[name], 1024**2
+    kind = KINDS[name]
     for source in SOURCES:
         drawn = size_by_source(kind, 1024, source)
-        ratio = source.width / source.height
-        if "Qwen" in name:
-            width, height, *_ = qwen.calculate_dimensions(area, ratio)
-        elif "LongCat" in name:
-            width, height = calculate_dimensions(area, ratio)
-        elif "Kontext" in name:
-            drawn_ratio = drawn.width / drawn.height
-            _, width, height = min((abs(drawn_ratio - w / h), w, h) for w, h in _PREFERRED)
-        else:  # klein shrinks what is larger, and cuts what is left over of 16
-            assert drawn.height * drawn.width <= area
-            width, height = drawn.width // 16 * 16, drawn.height // 16 * 16
-        assert drawn == Size(int(height), int(width)), source
+        # Others bring the kept source to its size by themselves.
+        assert size_in_library(name, drawn if kind.fits_kept else source) == drawn, source
         if "Kontext" not in name:
-            assert drawn.width / drawn.height == pytest.approx(ratio, rel=0.07)
+            assert drawn.width / drawn.height == pytest.approx(
+                source.width / source.height, rel=0.07
+            )
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind, name in tiny_editors.PIPELINES.items() if KINDS[name].most]
+)
+def test_the_library_does_not_resize_a_crop(checkpoint: Checkpoint, kind: str) -> None:
+    card = replace(model_card(str(checkpoint(kind))), base_size=1024)
+    name, sizes = tiny_editors.PIPELINES[kind], card.crop_sizes()
+    for size in sizes:
+        assert size_in_library(name, size) == size == card.kept_size(size)
+        assert 0.65 * 1024**2 < size.height * size.width < 1.1 * 1024**2
+    ratios = [size.height / size.width for size in sizes]
+    assert ratios[0] <= 0.57
+    assert ratios[-1] >= 1.75
+    assert max(b / a for a, b in itertools.pairwise(ratios)) <= 1.17
+    # No editor's library draws from references of another area than its own.
+    assert card.crop_sizes(1024**2) == sizes
+    assert card.crop_sizes(2 * 1024**2) == ()
 
 
 _PREFERRED = PREFERRED_KONTEXT_RESOLUTIONS

@@ -1,0 +1,117 @@
+"""Which part of a photograph a model sees when it edits one region of it, and in which size.
+
+A photograph has more pixels than a model draws. So only the region is drawn, with enough around it
+to see what it belongs to, to register the redraw and to measure its colours. What decides how well
+it comes back is the number of source pixels per drawn pixel.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, gcd, isqrt, sqrt
+
+from hyimg_cli.spec.job import Size
+
+# Left, top, right, bottom, in pixels.
+Box = tuple[int, int, int, int]
+
+# Part of the region's longer side that is shown on each of its sides, and the pixels at least.
+_CONTEXT, _LEAST = 0.5, 64
+# The region fills at most one half of the crop: a redraw is registered by the rest.
+_CROP_PER_REGION = 2
+# A crop is enlarged at most so many times: beyond it, a model sees no more, and less of the rest.
+_ENLARGED = 4
+# A crop nearly as large as what is drawn becomes exactly as large: nothing is resampled. In
+# percent.
+_NEARLY = 92
+# A stretch of less is not seen, nor does it matter: both axes have their own scale.
+_STRETCH = 0.02
+# A crop begins at a multiple of this part of its side, so a region that moves a little keeps it.
+_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A part of a photograph, and the size in which it is drawn."""
+
+    box: Box
+    drawn: Size
+
+    @property
+    def scale(self) -> float:
+        """Return the source pixels per drawn pixel, along a side."""
+        left, top, right, bottom = self.box
+        return sqrt((right - left) * (bottom - top) / (self.drawn.width * self.drawn.height))
+
+
+def crop_of(
+    region: Box, source: Size, sizes: Sequence[Size], context: float | None = None
+) -> Crop | None:
+    """Return the crop in which a region is edited; None if it is the whole photograph.
+
+    It contains the region, lies in the photograph, and has the shape of one of the `sizes`, unless
+    it needs a whole side of the photograph. `context`: the part of the region's longer side that is
+    shown on each side. By default a half, and less of it where the crop would be reduced: down to
+    one that the region fills by half.
+    """
+    crops = [Crop(_box_of(region, source, size, context), size) for size in sizes]
+    best = min(crops, key=lambda one: _faults(one, region))
+    return None if best.box == (0, 0, source.width, source.height) else best
+
+
+def _faults(crop: Crop, region: Box) -> tuple[float, int, int, int]:
+    """Return what makes a crop worse than another one, the most important first.
+
+    A stretch; the scale, in tenths; what lacks around the region where least is shown; a shape, so
+    that the order is total.
+    """
+    left, top, right, bottom = crop.box
+    width, height = right - left, bottom - top
+    shapes = sorted((width * crop.drawn.height, height * crop.drawn.width))
+    stretch = max(0.0, shapes[1] / shapes[0] - 1 - _STRETCH)
+    room = min(width - (region[2] - region[0]), height - (region[3] - region[1]))
+    return round(stretch, 3), ceil(10 * crop.scale), -room, crop.drawn.width
+
+
+def _box_of(region: Box, source: Size, size: Size, context: float | None) -> Box:
+    """Return the crop for one size: a whole number of times the size's smallest whole shape."""
+    left, top, right, bottom = region
+    width, height = right - left, bottom - top
+    side = max(width, height)
+    # One to one is `same` times the shape.
+    same = gcd(size.width, size.height)
+    shape_x, shape_y = size.width // same, size.height // same
+
+    def around(pixels: int) -> int:
+        """Return how many times the shape shows so many pixels on each side of the region."""
+        x, y = min(source.width, width + 2 * pixels), min(source.height, height + 2 * pixels)
+        return max(_up(x, shape_x), _up(y, shape_y))
+
+    finest = _up(same, _ENLARGED)
+    if context is not None:
+        least = around(round(context * side))
+        times = max(least, finest)
+    else:
+        area = _CROP_PER_REGION * width * height
+        least = max(around(min(_LEAST, side)), isqrt(_up(area, shape_x * shape_y) - 1) + 1)
+        times = around(max(_LEAST, round(_CONTEXT * side)))
+        times = max(min(times, max(least, same)), finest)
+    if times < same and 100 * times >= _NEARLY * same:
+        times = same
+    # What the photograph holds in this shape, unless that would cut what is needed.
+    times = min(times, max(least, min(source.width // shape_x, source.height // shape_y)))
+    wide, high = min(source.width, times * shape_x), min(source.height, times * shape_y)
+    x, y = _start(left, right, wide, source.width), _start(top, bottom, high, source.height)
+    return x, y, x + wide, y + high
+
+
+def _start(first: int, last: int, length: int, source: int) -> int:
+    """Return where a crop of this length begins: the region in its middle, as far as possible."""
+    step = max(1, length // _STEPS)
+    middle = (first + last - length) // 2
+    start = round(middle / step) * step
+    return min(max(start, last - length, 0), first, source - length)
+
+
+def _up(number: int, step: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-number // step)
