@@ -20,7 +20,18 @@ from hyimg_cli.cli import help as pages
 # Commands with the options of a run; their help pages do not import the command's module.
 OF_A_RUN = ("generate", "check", "plan")
 COMMANDS = (
-    *(*OF_A_RUN, "serve", "think", "score", "pick", "manifest", "merge", "report", "export"),
+    *(
+        *OF_A_RUN,
+        "serve",
+        "think",
+        "score",
+        "pick",
+        "manifest",
+        "merge",
+        "status",
+        "report",
+        "export",
+    ),
     *("info", "replay", "doctor", "eval", "bench", "cache", "schema", "explain"),
 )
 

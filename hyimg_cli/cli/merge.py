@@ -1,6 +1,7 @@
 """`hyimg merge`: join the folders of two clusters, or a bucket, into one."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -8,9 +9,8 @@ import typer
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.errors import UsageError
-from hyimg_cli.journal.bucket import run_folder
-from hyimg_cli.journal.journal import MISSING, RESOLVED, RESULTS
+from hyimg_cli.journal.bucket import existing_run
+from hyimg_cli.journal.journal import MISSING
 from hyimg_cli.journal.merge import merge as merged_from
 from hyimg_cli.spec.units import counted
 
@@ -37,20 +37,15 @@ def merge(
     result are written to missing.jsonl, and the exit code is then 1.
     """
     for folder in folders:
-        if not run_folder(folder).is_run:
-            raise UsageError(
-                "this is not the output folder of a run",
-                where=folder,
-                hint=f"name the -o of hyimg generate, which has {RESULTS} and {RESOLVED}",
-                code="usage.no-run",
-            )
+        existing_run(folder)
     found, place = merged_from(folders, into), shown_place(into)
     if as_json:
-        merged = found._asdict() | {"missing": len(found.missing)}
+        merged = found._asdict() | {"missing": len(found.missing), "edits": asdict(found.edits)}
         render.json_line({"merged": merged, "output_dir": place})
     tell = render.note_unless(quiet or as_json)
-    counts = f"{found.done:,} done, {found.failed:,} failed, {len(found.missing):,} missing"
-    tell(f"merged {counted(len(folders), 'folder')} into {place}: {counts}")
+    counts = [f"{found.done:,} done", f"{found.failed:,} failed", f"{len(found.missing):,} missing"]
+    said = ", ".join((*counts, *found.edits.remarks))
+    tell(f"merged {counted(len(folders), 'folder')} into {place}: {said}")
     if found.damaged:
         what = f"{counted(len(found.damaged), 'finished job')} whose files are missing or changed"
         more = ", …" if len(found.damaged) > 3 else ""

@@ -196,7 +196,8 @@ COMMANDS = {
     **dict.fromkeys(("view", "html", "open"), "report"),
     **dict.fromkeys(("choose", "select", "best"), "pick"),
     **dict.fromkeys(("error", "errors", "why", "describe"), "explain"),
-    **dict.fromkeys(("env", "system", "status"), "doctor"),
+    **dict.fromkeys(("env", "system"), "doctor"),
+    **dict.fromkeys(("state", "progress", "summary"), "status"),
     **dict.fromkeys(("version",), "--version"),
     **dict.fromkeys(("help", "man", "usage"), "--help"),
 }

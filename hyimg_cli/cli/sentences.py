@@ -42,9 +42,7 @@ def summary(counts: Summary, place: str) -> str:
     parts = [f"{counts.done:,} done", f"{counts.failed:,} failed", f"{counts.skipped:,} skipped"]
     parts += [f"{counts.invalid:,} invalid"] if counts.invalid else []
     parts += [f"{counts.left:,} left"] if counts.left else []
-    parts += [f"{counts.unchanged:,} without an edit"] if counts.unchanged else []
-    parts += [f"{counts.whole:,} edited as a whole"] if counts.whole else []
-    parts += [f"{counts.gated:,} beyond a gate"] if counts.gated else []
+    parts += counts.remarks
     parts += [f"{counts.lossy:,} lossy (step cache)"] if counts.lossy else []
     tokens = counts.prompt_tokens_computed + counts.prompt_tokens_reused
     if tokens and logger.isEnabledFor(logging.INFO):

@@ -274,8 +274,9 @@ def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
         failed=len(rest.failed_before) + len(untried),
         invalid=len(ready.invalid),
         skipped=len(rest.done),
-        gated=sum(bool((rest.results[name].get("edit") or {}).get("gates")) for name in rest.done),
         left=len(found.plan.jobs) + len(rest.to_finish),
     )
+    for name in rest.done:
+        summary.count_edit(rest.results[name].get("edit"))
     ended = (*ready.invalid, *untried)
     return RunPlan(found.plan, summary, ended, tuple(rest.to_finish), limit.is_over)

@@ -190,13 +190,18 @@ class ManifestRun:
         work = find_work(folder, ready.every, config, card_of, lambda: folder.is_locked)
         if work is None:
             raise error
-        attempts = {name: one.get("attempt") or 0 for name, one in folder.results().items()}
+        results = folder.results()
+        attempts = {name: one.get("attempt") or 0 for name, one in results.items()}
         left = [job for job in work.jobs if work.is_left(job, attempts)]
         plan = make_plan(left, card_of)
         self._remark([f"joined the run that has this folder: {error.what}"], "info")
         self._summary = Summary(
             noun=runner.noun_of(left), skipped=len(ready.jobs) - len(left), left=len(left)
         )
+        others = {job.custom_id for job in ready.jobs} - {job.custom_id for job in left}
+        for name in others & results.keys():
+            if results[name].get("status") == "done":
+                self._summary.count_edit(results[name].get("edit"))
         eta = Eta(plan, config)
         with self._plan_and_end_events(plan, eta):
             if plan.jobs:

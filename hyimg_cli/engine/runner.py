@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
+from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.line import fault
@@ -74,16 +75,14 @@ class RunRequest:
 
 
 @dataclass
-class Summary:
+class Summary(EditCounts):
     """Counts and times of a run, from its events.
 
-    `left`: jobs that were planned and did not run. For edits that keep their source: `unchanged`,
-    without any edit found; `whole`, where the whole picture changed; and `gated`, beyond a gate, in
-    this run and before. `lossy`: made with a step cache. `prompt_tokens_computed` entered a model;
-    `prompt_tokens_reused` had K/V from the text stage, another branch or another job. `failed`
-    counts jobs, in this run and before; `invalid` counts lines that did not become jobs. With
-    several replicas, the seconds of loading, prewarming, embedding and compiling are those of the
-    slowest one.
+    `left`: jobs that were planned and did not run. `failed` and the counts of edits include jobs of
+    earlier runs; `invalid` counts lines that did not become jobs. `lossy`: made with a step cache.
+    `prompt_tokens_computed` entered a model; `prompt_tokens_reused` had K/V from the text stage,
+    another branch or another job. With several replicas, the seconds of loading, prewarming,
+    embedding and compiling are those of the slowest one.
     """
 
     done: int = 0
@@ -91,9 +90,6 @@ class Summary:
     invalid: int = 0
     skipped: int = 0
     left: int = 0
-    unchanged: int = 0
-    whole: int = 0
-    gated: int = 0
     lossy: int = 0
     prompt_tokens_computed: int = 0
     prompt_tokens_reused: int = 0
@@ -125,10 +121,8 @@ class Summary:
         """Count the end of a job."""
         self.done += outcome.status == "done"
         self.failed += outcome.status == "failed"
-        edit = outcome.edit or {}
-        self.unchanged += edit.get("kind") == "none"
-        self.whole += edit.get("kind") == "global"
-        self.gated += outcome.status == "done" and bool(edit.get("gates"))
+        if outcome.status == "done":
+            self.count_edit(outcome.edit)
         self.lossy += outcome.step_cache is not None
         if reuse := outcome.kv_reuse:
             branches = reuse.branches

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hyimg_cli.addresses import address_of
-from hyimg_cli.errors import HyimgError, MachineError, OutputFolderError, StorageError
+from hyimg_cli.errors import HyimgError, MachineError, OutputFolderError, StorageError, UsageError
 from hyimg_cli.files import json_of, opened, replace_file
 from hyimg_cli.journal.disk import disk_errors, in_use, is_process, taken_over
 from hyimg_cli.journal.journal import (
@@ -39,6 +39,7 @@ from hyimg_cli.journal.journal import (
     PIECES,
     PLAN,
     RESOLVED,
+    RESULTS,
     RunFolder,
     files_of_result,
     json_line,
@@ -465,3 +466,12 @@ def run_folder(
     if address_of(place):
         return BucketFolder(place, shard, piece, local)
     return RunFolder(place, shard, piece)
+
+
+def existing_run(place: Path) -> RunFolder:
+    """Return the output folder of a run that has begun. Raises UsageError for any other folder."""
+    if not (found := run_folder(place)).is_run:
+        hint = f"name the -o of hyimg generate, which has {RESULTS} and {RESOLVED}"
+        what = "this is not the output folder of a run"
+        raise UsageError(what, where=place, hint=hint, code="usage.no-run")
+    return found

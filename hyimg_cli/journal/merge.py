@@ -14,6 +14,7 @@ from hyimg_cli.addresses import address_of, shown_place
 from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.journal import (
     MISSING,
     RESOLVED,
@@ -36,13 +37,14 @@ class Merged(NamedTuple):
     """Jobs of a joined folder.
 
     `missing`: jobs that no folder has done, including the `failed` ones. `damaged`: done jobs whose
-    files are gone or changed; they are missing too.
+    files are gone or changed; they are missing too. `edits`: those among the done jobs.
     """
 
     done: int
     failed: int
     missing: list[str]
     damaged: list[str]
+    edits: EditCounts
 
 
 def merge(folders: Sequence[Path], into: Path) -> Merged:
@@ -109,8 +111,10 @@ def merge(folders: Sequence[Path], into: Path) -> Merged:
         missing = [name for name in names if name not in drawn]
         target.write_lines(MISSING, (lines[name] for name in missing if name in lines))
     _join_scores(others, into)
-    done_count = len(drawn)
-    return Merged(done_count, len(results) - done_count, missing, damaged)
+    edits, done_count = EditCounts(), len(drawn)
+    for name in drawn:
+        edits.count_edit(results[name].get("edit"))
+    return Merged(done_count, len(results) - done_count, missing, damaged, edits)
 
 
 def _read(folder: Path, into: Path) -> dict[str, PastJob]:

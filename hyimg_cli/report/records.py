@@ -72,6 +72,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "id": result["custom_id"],
         "place": place,
         "status": str(result.get("status")),
+        "kind": str(edit.get("kind") or ""),
         "prompt": str(asked.get("prompt") or ""),
         "seed": asked.get("seed"),
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],

@@ -14,11 +14,11 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.errors import UsageError
@@ -31,6 +31,7 @@ from hyimg_cli.files import (
     replace_file,
     storage_error,
 )
+from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.journal import (
     PAGE,
     RESOLVED,
@@ -59,6 +60,8 @@ _PER_FILE = 200
 PAUSE = 100
 # For a refresh, and so at most every 20 s.
 _THUMBNAILS_S = 0.2
+# The facts of a result's edit that the top of the page counts.
+_COUNTED = ("kind", "gates")
 logger = logging.getLogger(__name__)
 
 
@@ -72,7 +75,7 @@ class RunPage:
         self._pictures = LinkedPictures(folder, self._jobs.shared)
         # Bytes and lines read so far from each journal.
         self._read: dict[Path, tuple[int, int]] = {}
-        self._status: dict[str, str] = {}
+        self._ended: dict[str, Ending] = {}
         self._records: list[str] = []
         # Results whose thumbnails were postponed, by their place among the records.
         self._waiting: dict[int, Entry] = {}
@@ -105,7 +108,7 @@ class RunPage:
                 results.sort(key=attempt_of)
             # Make records of these, and again of results whose thumbnails were postponed.
             self._pictures.limit(thumbnails_s)
-            self._status |= {one["custom_id"]: status_of(one) for one in results}
+            self._ended |= endings_of(results)
             work = [*enumerate(results, len(self._records)), *self._waiting.items()]
             self._records += [""] * len(results)
             for number, result in work:
@@ -121,7 +124,7 @@ class RunPage:
                 data = f"hyimgReport.data({number}, [\n" + ",\n".join(some) + "\n]);\n"
                 files[f"{DATA}/data-{number + 1:04}.js"] = data
             waiting = Counter(number // _PER_FILE for number in self._waiting)
-            facts = self._jobs.index(self._status) | {
+            facts = self._jobs.index(self._ended) | {
                 # The time of this update, because a killed run cannot report that it ended.
                 "running": is_running and int(time.time()),
                 # For each data file, its number of records, and how many of them will still change.
@@ -254,12 +257,16 @@ class ResolvedJobs:
         _, line = self.lines.get(result["custom_id"], (0, b"{}"))
         return record(self.place_of(result), json_of(line), result, pictures)
 
-    def index(self, status: Mapping[str, str]) -> Record:
-        """Return the run's summary for the top of the page; `status`: by job, from `status_of`."""
-        counts, info = Counter(status.values()), read_run_info(self._folder)
+    def index(self, ended: Mapping[str, "Ending"]) -> Record:
+        """Return the run's summary for the top of the page; `ended`: by job, from `endings_of`."""
+        done, edits, info = 0, EditCounts(), read_run_info(self._folder)
+        for one in ended.values():
+            if one.is_done:
+                done += 1
+                edits.count_edit(one.edit)
         flags, models = object_in(info, "flags"), object_in(info, "models")
         name = str(object_in(info, "manifest").get("name") or self._folder.resolve().name)
-        answered = sum(all(job in status for job in jobs) for jobs in self._requests.values())
+        answered = sum(all(job in ended for job in jobs) for jobs in self._requests.values())
         return {
             "format": 1,
             "command": "hyimg serve" if self._batch else "hyimg generate",
@@ -267,10 +274,13 @@ class ResolvedJobs:
             "requests": [answered, len(self._requests)] if self._batch else None,
             "other": self._other,
             "awaits_picks": awaits_picks(self._folder),
-            "done": counts["done"] + counts["gated"],
-            "failed": counts["failed"],
-            "gated": counts["gated"],
-            "left": len(self.lines.keys() - status.keys()),
+            "done": done,
+            "failed": len(ended) - done,
+            "gated": edits.gated,
+            "unkept": edits.whole,
+            "warned": sum(one.is_done and one.is_warned for one in ended.values()),
+            "edits": edits.remarks,
+            "left": len(self.lines.keys() - ended.keys()),
             # Notes that readers need if a model was used by default.
             "toys": [
                 said
@@ -282,11 +292,24 @@ class ResolvedJobs:
         }
 
 
-def status_of(result: Entry) -> str:
-    """Return a result's status; `gated` if it is done but failed a gate."""
-    status = str(result.get("status"))
-    is_gated = status == "done" and (result.get("edit") or {}).get("gates")
-    return "gated" if is_gated else status
+class Ending(NamedTuple):
+    """How a job ended, as far as the top of the page counts it. `edit`: its kind and gates."""
+
+    is_done: bool
+    is_warned: bool
+    edit: Mapping[str, Any]
+
+
+def endings_of(results: Iterable[Entry]) -> dict[str, Ending]:
+    """Return how each job ended, by custom_id; a job's last result counts."""
+    return {
+        str(one["custom_id"]): Ending(
+            one.get("status") == "done",
+            bool(one.get("warnings")),
+            {name: value for name, value in (one.get("edit") or {}).items() if name in _COUNTED},
+        )
+        for one in results
+    }
 
 
 def _environment(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.report.page import render
 from hyimg_cli.report.picks import shown_picks
 from hyimg_cli.report.records import Pictures, Record
-from hyimg_cli.report.run_page import ResolvedJobs, call, status_of
+from hyimg_cli.report.run_page import ResolvedJobs, call, endings_of
 from hyimg_cli.report.thumbnails import SHOWABLE, as_jpeg, is_video, small
 
 # Maximum side of an embedded picture, and maximum bytes of a file embedded unchanged.
@@ -25,10 +25,9 @@ def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
     """
     jobs = ResolvedJobs(folder)
     results = sorted(RunFolder(folder).results().values(), key=jobs.place_of)
-    status = {str(result["custom_id"]): status_of(result) for result in results}
     pictures = EmbeddedPictures(folder, jobs.shared, int(most_mb * 1e6))
     records = [jobs.record_of(result, pictures) for result in results]
-    facts = jobs.index(status) | {"running": False, "files": []}
+    facts = jobs.index(endings_of(results)) | {"running": False, "files": []}
     facts["capped"] = (
         (
             f"{pictures.left_out} pictures were left out, because this file holds at most "

@@ -214,7 +214,7 @@ class KeepOutside:
         commands=("eval",),
     )
     on_global: Literal["keep", "fail"] = outside_option(
-        "keep", "Keep or fail a result whose edit covers the whole picture."
+        "keep", "Keep or fail a result whose source was not kept: all of it was edited."
     )
     max_outside_change: Scale | None = _gate(
         "Gate: maximum mean colour difference (CIE76) outside the edit."

@@ -93,7 +93,7 @@ def test_json_is_the_result_lines_and_a_summary(
     assert results == read_lines(tmp_path / "runs/jobs/results.jsonl")
     assert last["output_dir"] == "runs/jobs"
     expected = {"done": 4, "failed": 0, "invalid": 0, "skipped": 0, "left": 0, "load_s": 0.5}
-    expected |= {"unchanged": 0, "whole": 0, "gated": 0, "lossy": 0}
+    expected |= {"edits": 0, "unchanged": 0, "whole": 0, "gated": 0, "lossy": 0}
     expected |= {"prompt_tokens_computed": 0, "prompt_tokens_reused": 0}
     assert expected.items() <= last["summary"].items()
     assert last["summary"]["seconds_per_picture"] > 0

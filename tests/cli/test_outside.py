@@ -449,3 +449,38 @@ def test_two_jobs_of_which_one_is_called_like_a_file_beside_the_other(
     ran = run_cli("check", write(home, JOB, other))
     assert ran.code == 2
     assert f"blue.{end}.png" in ran.err
+
+
+def test_a_source_that_was_not_kept_is_counted_at_the_end_later_and_by_status(
+    home: Path, run_cli: Run
+) -> None:
+    out, results = home / "run", home / "run" / "results.jsonl"
+    command = ("generate", home / "jobs.jsonl", "-o", out, *FLAGS)
+    said = {"local": "", "background": "", "none": "1 without an edit"}
+    for kind, words in (said | {"global": "source not kept: 1 of 1"}).items():
+        line = line_of(home)
+        line["edit"]["kind"] = kind
+        results.write_text(json.dumps(line | {"warnings": ["look at it"] * bool(words)}) + "\n")
+        counts = ", ".join(filter(None, ["0 done, 0 failed, 1 skipped", words]))
+        assert f"{counts}; results in" in run_cli(*command).err
+        status = run_cli("status", out)
+        told = ", ".join(
+            ["1 done, 0 failed, 0 left", *([words, "1 with warnings"] if words else [])]
+        )
+        assert (status.code, status.out) == (0, f"{out}: {told}\n")
+        page = (out / "report" / "index.js").read_text()
+        assert (f'"edits":["{words}"]' in page) == bool(words)
+    merged = run_cli("merge", out, "-o", home / "all").err
+    assert "1 done, 0 failed, 0 missing, source not kept: 1 of 1\n" in merged
+    (found,) = run_cli("status", out, "--json").json_lines
+    assert (found["edits"], found["whole"], found["warned"], found["left"]) == (1, 1, 1, 0)
+
+
+def test_status_names_what_failed_and_refuses_another_folder(home: Path, run_cli: Run) -> None:
+    line = line_of(home) | {"status": "failed", "error": {"code": "outside.global"}}
+    (home / "run" / "results.jsonl").write_text(json.dumps(line) + "\n")
+    ran = run_cli("status", home / "run")
+    assert ran.code == 1
+    assert ran.out.endswith("0 done, 1 failed, 0 left\n  1 failed: outside.global\n")
+    ran = run_cli("status", home / "in")
+    assert (ran.code, "error[usage.no-run]" in ran.err) == (2, True)

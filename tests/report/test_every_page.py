@@ -130,7 +130,7 @@ def test_every_link_leads_to_a_file(tab: Tab, page: Path) -> None:
 HEADS = {
     "run": (
         "hyimg generate: jobs.jsonl",
-        "3 done, 1 failed, 1 beyond a gate",
+        "3 done, 1 failed, 1 without an edit, 1 beyond a gate",
         "",
         "1 failed: source.missing|1 beyond a gate: max_spill",
         "bad",
@@ -167,7 +167,7 @@ HEADS = {
     "replay": ("hyimg generate: jobs.jsonl", "1 done, 0 failed", "", "", "good"),
     "single": (
         "hyimg generate: jobs.jsonl",
-        "3 done, 1 failed, 1 beyond a gate",
+        "3 done, 1 failed, 1 without an edit, 1 beyond a gate",
         "",
         "1 failed: source.missing|1 beyond a gate: max_spill",
         "bad",

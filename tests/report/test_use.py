@@ -213,7 +213,7 @@ def test_a_run_beyond_its_gates_is_not_green_and_names_them(tab: Tab, tmp_path: 
     lines = [done("a", edit=edit, warnings=[f"gate: {breach}"]), done("b")]
     RunPage(write_run(tmp_path / "out", lines, [asked("a"), asked("b")])).refresh()
     opened(tab, tmp_path / "out")
-    assert text(tab, "#verdict") == "2 done, 0 failed, 1 beyond a gate"
+    assert text(tab, "#verdict") == "2 done, 0 failed, 1 without an edit, 1 beyond a gate"
     assert tab.value("document.querySelector('#summary').className") == "tone-bad"
     assert text(tab, "#reasons") == "1 beyond a gate: max_spill"
     tab.click("#reasons button")
@@ -221,6 +221,34 @@ def test_a_run_beyond_its_gates_is_not_green_and_names_them(tab: Tab, tmp_path: 
     tab.click(".job")
     tab.wait(IS_OPEN)
     assert "open a.redraw.png" in text(tab, "#about")
+
+
+def test_a_run_that_kept_no_source_is_not_green_and_shows_which(tab: Tab, tmp_path: Path) -> None:
+    for n, name in enumerate("abcd"):
+        picture(tmp_path / f"out/outputs/{name}.png", n)
+    whole = "the whole picture was edited (area 0.7 > 0.55): the source was not kept"
+    lines = [done("a", edit={"kind": "global", "gates": []}, warnings=[whole])]
+    lines += [done("b", edit={"kind": "background", "gates": []}, notes=["turned"]), done("c")]
+    jobs = [asked(name, images=[f"../{name}.png"]) for name in "abc"]
+    RunPage(write_run(tmp_path / "out", lines, jobs)).refresh()
+    opened(tab, tmp_path / "out")
+    assert text(tab, "#verdict") == "3 done, 0 failed, source not kept: 1 of 2"
+    assert tab.value("document.querySelector('#summary').className") == "tone-warn"
+    marks = "[...document.querySelectorAll('.mark')].map((one) => one.textContent)"
+    assert tab.value(marks) == ["source not kept"], "a note marks no job"
+    assert text(tab, "[data-show=warned]") == "warned 1"
+    tab.click("#reasons button")
+    tab.wait("document.querySelectorAll('.job').length === 1")
+    assert tab.value("document.querySelector('.job').dataset.id") == "a"
+    assert tab.value("document.querySelector('[data-show=unkept]').ariaPressed") == "true"
+    # A warning of any other kind is not green, either; with nothing to look at, the page is.
+    RunPage(write_run(tmp_path / "out", [done("a", warnings=["cut off"])], jobs[:1])).refresh()
+    opened(tab, tmp_path / "out")
+    assert tab.value("document.querySelector('#summary').className") == "tone-warn"
+    assert tab.value("document.querySelector('[data-show=unkept]').hidden")
+    RunPage(write_run(tmp_path / "out", [done("a", notes=["turned"])], jobs[:1])).refresh()
+    opened(tab, tmp_path / "out")
+    assert tab.value("document.querySelector('#summary').className") == "tone-good"
 
 
 @pytest.mark.parametrize("level", [0, 255])

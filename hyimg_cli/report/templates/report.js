@@ -37,8 +37,10 @@ const hyimgReport = (() => {
   const all = (job, name) => job[name] ?? [];
   const failed = (job) => job.status === "failed";
   const warned = (job) => all(job, "warnings").length > 0;
+  // The source was to be kept, and is not.
+  const unkept = (job) => job.kind === "global" && !failed(job);
   const gone = (job) => [...all(job, "sources"), ...all(job, "outputs")].some((one) => one.gone);
-  const kinds = { all: () => true, failed, warned };
+  const kinds = { all: () => true, failed, unkept, warned };
 
   function missing(picture) {
     return make("span", { className: "missing" }, `${picture.name}: ${picture.gone ?? "cannot be shown"}`);
@@ -200,10 +202,10 @@ const hyimgReport = (() => {
   function summarize() {
     const { left, other } = run, { poor } = ranks, isPicking = run.awaits_picks || (run.picks && ranks === NO_RANKS);
     by("verdict").textContent = [
-      `${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : []), ...(run.gated ? [`${run.gated} beyond a gate`] : []),
+      `${run.done} done`, `${run.failed} failed`, ...(left ? [`${left} left`] : []), ...run.edits,
       ...(poor.length ? [`${count(poor.length, "line")} without an accepted candidate`] : []),
     ].join(", ");
-    const tone = run.failed || run.gated || poor.length || other?.failed ? "bad" : left || isPicking ? "neutral" : "good";
+    const tone = run.failed || run.gated || poor.length || other?.failed ? "bad" : left || isPicking ? "neutral" : run.warned || run.unkept ? "warn" : "good";
     by("summary").className = `tone-${tone}`;
     by("state").textContent = state();
     const tally = (words) => {
@@ -219,6 +221,8 @@ const hyimgReport = (() => {
     by("reasons").replaceChildren(
       ...run.toys.map((text) => make("li", {}, text)),
       ...codes.map(([code, n]) => make("li", {}, `${n} failed: `, search("failed", code))),
+      ...(run.unkept ? [make("li", {}, "source not kept, so the model's picture is the result: ",
+        make("button", { type: "button", className: "plain", onclick: () => look("unkept", "") }, count(run.unkept, "job")))] : []),
       ...gates.map(([gate, n]) => make("li", {}, `${n} beyond a gate: `, search("warned", gate))),
       ...(poor.length ? [make("li", {}, "no accepted candidate: ", ...poor.slice(0, MOST_NAMES).flatMap((line, n) => [n ? ", " : "", search("all", line)]),
         poor.length > MOST_NAMES ? ` and ${poor.length - MOST_NAMES} more` : "")] : []),
@@ -234,6 +238,7 @@ const hyimgReport = (() => {
       const n = jobs.filter(kinds[chip.dataset.show]).length;
       chip.querySelector("b").textContent = n.toLocaleString("en");
       chip.disabled = n === 0 && chip.dataset.show !== "all";
+      chip.hidden = n === 0 && chip.dataset.show === "unkept";
     }
   }
 
@@ -319,7 +324,7 @@ const hyimgReport = (() => {
       ? make("span", { className: "problem" }, make("b", {}, job.error?.code ?? job.status ?? ""), ` ${job.error?.message ?? ""}`)
       : thumbnail(picture, `${job.id}: ${job.prompt ?? ""}`);
     const pick = pickOf(job), mine = pick && choices.get(pick.line) === job.id;
-    const marks = [picture?.is_video && "▶", failed(job) && "failed", warned(job) && "warned", mine ? "chosen" : pick && pick.state !== "ranked" && pick.state].filter(Boolean);
+    const marks = [picture?.is_video && "▶", failed(job) && "failed", unkept(job) ? "source not kept" : warned(job) && "warned", mine ? "chosen" : pick && pick.state !== "ranked" && pick.state].filter(Boolean);
     return make("button", {
       type: "button", className: `tile job${failed(job) ? " tone-bad" : ""}`, "data-id": job.id,
       "aria-label": [job.id, job.prompt, ...marks].filter(Boolean).join(", "), onclick: () => open(job.id),
