@@ -21,6 +21,7 @@ from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.engine.sources import SourcesSeen, probe_sources, refuse_hopeless, turned_sizes
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.drawn_whole import as_drawn
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.resume import Resumption, resume
 from hyimg_cli.manifest.planner import Shard, make_plan
@@ -34,6 +35,7 @@ from hyimg_cli.spec.events import JobEnded, Outcome, Remark
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.units import counted
 
 Tell = Callable[[Remark], object]
 # Every file has the IPTC property unless the user turns metadata off.
@@ -123,6 +125,7 @@ def read_jobs(
     request: RunRequest,
     refusals: Refusals,
     place: Callable[[RunConfig], RunConfig] = lambda config: config,
+    tell: Tell = str,
 ) -> Preparation:
     """Read the jobs of a request, but not their sources.
 
@@ -140,6 +143,13 @@ def read_jobs(
         every = tuple(request.change(every))
     with refusals.caught():
         request = replace(request, config=place(request.config))
+    if request.policy.resume:
+        with refusals.caught():
+            folder = run_folder(request.config.output.folder)
+            every, count = as_drawn(every, folder, request.config)
+            if count:
+                what = f"{counted(count, 'edit')} drawn before from the whole source"
+                tell(Remark(f"{what}; --region-size native draws the region alone", "info"))
     # The lines may be a million; only their jobs are needed from here on.
     request = replace(request, manifest=replace(request.manifest, lines=()))
     jobs, shard = list[Job](), None
@@ -161,7 +171,7 @@ def prepare(
     `fetches`: see `probe_sources`. Raises as `read_jobs` does, and UsageError if no job has all its
     sources.
     """
-    ready = read_jobs(request, refusals, place)
+    ready = read_jobs(request, refusals, place, tell)
     config = ready.request.config
     if not ready.faults:  # a faulty line may be of another kind
         for text in runner.remarks(request.settings, ready.every):

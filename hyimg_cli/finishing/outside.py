@@ -89,7 +89,9 @@ class Edit:
         # How far the middle of the picture moved, in drawn pixels.
         shift_px = hypot(*((zoom - 1) * side / 2 + shift for zoom, shift, side in moved))
         zoom = max((round(zoom - 1, 5) for zoom in self.seen.zoom), key=lambda by: abs(by))
-        unseen = max(0.0, self.placement.unseen) if self.measures.moved else 0.0
+        # Of what the model was shown: the source, or a crop with all of the region.
+        seen = (1 - self.placement.unseen) / (1 - self.still.unseen)
+        unseen = max(0.0, 1 - seen) if self.measures.moved else 0.0
         return {
             "kind": self.kind,
             "reasons": list(self.reasons),

@@ -70,6 +70,16 @@ class Placement:
             )
         )
 
+    @classmethod
+    def cropped(
+        cls, source: tuple[int, int], crop: tuple[int, int, int, int], drawn: tuple[int, int]
+    ) -> "Placement":
+        """Return the placement of a crop (left, top, right, bottom) that was resized."""
+        left, top, right, bottom = crop
+        (n_y, n_x), (m_y, m_x) = source, drawn
+        y, x = m_y / (bottom - top), m_x / (right - left)
+        return cls(AxisMap(n_y, m_y, y, y * top), AxisMap(n_x, m_x, x, x * left))
+
     def moved(self, zoom: tuple[float, float], shift: tuple[float, float]) -> "Placement":
         """Return the placement after a registration, vertical first."""
         return Placement(self.y.moved(zoom[0], shift[0]), self.x.moved(zoom[1], shift[1]))

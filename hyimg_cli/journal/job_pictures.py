@@ -20,14 +20,14 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats
-from hyimg_cli.media.carried import Carried, read_carried, region_of
+from hyimg_cli.media.carried import Carried, read_carried, region_bounds, region_of
 from hyimg_cli.media.images import Pixels, pixel_digest, text_of
 from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
 from hyimg_cli.spec.job import EDIT_SUFFIXES, ImageJob, Size
-from hyimg_cli.spec.options import KeepOutside
+from hyimg_cli.spec.options import Box, KeepOutside, box_text
 
 if TYPE_CHECKING:
     from hyimg_cli.finishing.outside import Edit
@@ -91,7 +91,11 @@ def finish(
     given = region_of(outside, Size(*size))
     if given is not None:
         edit["region_area"] = share_of(given)
-    placement = Placement.stretched(size, drawn.shape[:2])
+    if job.crop is None:
+        placement = Placement.stretched(size, drawn.shape[:2])
+    else:
+        placement = Placement.cropped(size, job.crop, drawn.shape[:2])
+        edit["crop"] = _crop_facts(job.crop, drawn, region_bounds(outside, Size(*size)))
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= found.to_json()
     if found.kind == "global" and outside.on_global == "fail":
@@ -174,6 +178,16 @@ def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
     """Return the notes on how an edit's inputs were read."""
     if edit is not None and (share := edit.get("region_area")) is not None:
         yield f"region: {share_text(share)}"
+    if edit is not None and (crop := edit.get("crop")) is not None:
+        yield f"drawn: the part {box_text(crop['box'])}, at {'x'.join(map(str, crop['drawn']))}"
+
+
+def _crop_facts(crop: Box, drawn: Pixels, region: Box | None) -> Record:
+    """Return the `crop` of an `edit`, with what it shows around the region by its long side."""
+    left, top, right, bottom = region or crop
+    around = min(left - crop[0], top - crop[1], crop[2] - right, crop[3] - bottom)
+    context = round(max(0, around) / max(right - left, bottom - top), 2)
+    return {"box": list(crop), "drawn": [drawn.shape[1], drawn.shape[0]], "context": context}
 
 
 def _save_result(folder: JobFolder, job: ImageJob, pixels: Pixels, data: bytes) -> OutputFile:

@@ -12,10 +12,12 @@ from hyimg_cli.errors import OutputFolderError
 from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_edit, files_of_result, outputs_of
 from hyimg_cli.journal.kept_latents import find_begun
 from hyimg_cli.journal.keys import NOT_FOUND, count_differences, finishing_key, job_keys
+from hyimg_cli.journal.past_run import readable_jobs
 from hyimg_cli.manifest.output_names import name_of, path_of
 from hyimg_cli.settings.name_template import clashes
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
+from hyimg_cli.spec.options import box_text
 from hyimg_cli.spec.plan import Begun
 from hyimg_cli.spec.units import counted
 
@@ -104,6 +106,8 @@ def resume(
             f"--force overwrites {len(others)} and keeps {len(done)}; or choose another "
             "folder with -o; run.json has the old flags"
         )
+        if crops := _crops_hint(folder, others, counts):
+            hint = f"{crops}; or {hint}"
         if NOT_FOUND in counts:
             hint = "restore the source images, or choose another folder with -o"
         differ = f"{counted(len(jobs), 'job')} {'differs' if len(others) == 1 else 'differ'}"
@@ -130,6 +134,22 @@ def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool 
     """Return True if a result has outputs and all their files exist as they were written."""
     outputs = entry.get("outputs") or ()
     return bool(outputs) and folder.holds(outputs, with_frames=with_frames)
+
+
+def _crops_hint(folder: RunFolder, others: Sequence[Job], counts: Mapping[str, int]) -> str:
+    """Return how to keep the first drawing whose crop is another one now; empty for none."""
+    if "crop" not in counts:
+        return ""
+    lines = readable_jobs(folder.place)
+    for job in others:
+        old = lines.get(job.custom_id, {})
+        if isinstance(job, ImageJob) and old:
+            crop = job.crop and box_text(job.crop)
+            if "crop" in old and old["crop"] != crop:
+                return f"crop {old['crop']} keeps the drawing, if it contains the region"
+            if crop and "crop" not in old:
+                return "--region-size fit keeps the drawings of the whole source"
+    return ""
 
 
 def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated
 from annotated_types import Interval
 
 from hyimg_cli.manifest.written import NOTE
-from hyimg_cli.settings.kinds import ANYTHING, CUSTOM_ID, MATRIX, Side, numbers, plain, text
+from hyimg_cli.settings.kinds import ANYTHING, CROP, CUSTOM_ID, MATRIX, Side, numbers, plain, text
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Field
@@ -29,6 +29,12 @@ _OWN = (
     ),
     Field("width", _SIDE, "Width, used with height instead of size."),
     Field("height", _SIDE, "Height, used with width instead of size."),
+    Field(
+        "crop",
+        CROP,
+        "Part of the kept source to draw, LEFT,TOP,RIGHT,BOTTOM. Default: by region_size.",
+        only="pictures",
+    ),
     Field("cot_text", text("text"), "Use this text instead of writing one.", only="text"),
     Field("cot_token_ids", _TOKENS, "The same text as token ids.", only="text"),
     Field("ratio_index", _RATIO, "Size that goes with a given text.", only="text"),

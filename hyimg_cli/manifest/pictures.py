@@ -2,29 +2,39 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import log, sqrt
 from typing import cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
+from hyimg_cli.finishing.crops import Crop, crop_of
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, idle_fields
 from hyimg_cli.manifest.resolved_line import ResolvedLine, count_up
-from hyimg_cli.media.carried import check_region
+from hyimg_cli.media.carried import check_region, region_bounds
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import (
     FINISHING,
     PICTURE_OPTIONS,
     TEXT_OPTIONS,
+    Box,
     KeepOutside,
     TextSampling,
+    box_text,
 )
 from hyimg_cli.spec.units import counted
 
 # Most of a million jobs have the same value, so they share one object.
 _text_sampling = lru_cache(1024, typed=True)(TextSampling)
 _file_encoding = lru_cache(1024, typed=True)(Encoding)
+# A source with more pixels per side than this, by those that are drawn, loses detail that shows.
+_MOST_PER_DRAWN = 1.5
+_MEGAPIXEL = 1024**2
+# Settings by which a crop is chosen.
+_OF_CROPS = ("region_size", "region_context", "region_pixels")
 
 
 def sampling_defaults(card: ModelCard, *, is_edit: bool) -> SamplingDefaults:
@@ -108,7 +118,7 @@ class PictureLine(ResolvedLine):
             why = "it needs keep_outside"
             if not fields.get("images"):
                 why = "there is no source image to keep"
-            for name in sorted({"kept_source", *FINISHING} & self.line.given):
+            for name in sorted({"kept_source", "crop", *_OF_CROPS, *FINISHING} & self.line.given):
                 yield self.unused(name, why)
             return
         number, images = self.values["kept_source"], fields["images"]
@@ -135,8 +145,10 @@ class PictureLine(ResolvedLine):
         except SourceImageError as error:
             if error.code == "source.region":
                 yield fault("region", error.what, f"{self.line.where}: region", error.hint)
+                return
+        yield from self._crop_faults(source)
         # A size other than the one to which the kept source is fitted.
-        if asked.is_auto:
+        if asked.is_auto or (self._crop and Size(asked.height, asked.width) == self._crop.drawn):
             return
         drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
         # An explicit size means exactly that size, or the source's own.
@@ -145,6 +157,83 @@ class PictureLine(ResolvedLine):
             name = "ratio_index" if "ratio_index" in self.fields else "size"
             what = f"keep_outside draws at the size of its source, {drawn}, not at {asked}"
             yield self.fault("conflict", what, name, "remove it: the result has the source's")
+
+    def _crop_faults(self, source: Size) -> Iterator[HyimgError]:
+        """Yield faults of a crop, and of settings by which one is chosen; the region is valid."""
+        crop, region = self.fields.get("crop"), self.values["region"]
+        mode, pixels = self.values["region_size"], self.values["region_pixels"]
+        why = ""
+        if crop is not None:
+            why = "the crop is given"
+            yield from self._given_crop_faults(crop, source)
+        elif not region:
+            why = "there is no region"
+            if mode == "native":
+                what = "the region's own resolution needs a region"
+                yield self.fault("missing-field", what, "region_size", "give a region")
+        elif mode == "fit":
+            why = "region_size is fit"
+        elif pixels is not None and not self._crop_sizes:
+            what = f"{self.card.name} draws no crop of {pixels:g} megapixels"
+            yield self.fault("out-of-range", what, "region_pixels", "remove it")
+        for name in sorted({*_OF_CROPS} & self.line.given) if why else ():
+            # `fit` says why, and `native` without a region has its own fault.
+            if name != "region_size" or crop is not None:
+                yield self.unused(name, why)
+
+    def _given_crop_faults(self, crop: Box, source: Size) -> Iterator[HyimgError]:
+        bounds, (left, top, right, bottom), hint = None, crop, "remove it: it follows the region"
+        with suppress(SourceImageError):  # of the mask, reported elsewhere
+            bounds = region_bounds(self._outside(), source)
+        what = ""
+        if right > source.width or bottom > source.height:
+            what = f"the crop {box_text(crop)} extends beyond the source ({source})"
+        elif crop == (0, 0, source.width, source.height):
+            what = "the crop is the whole source"
+        elif not self.values["region"]:
+            what, hint = "a crop needs a region, to which the edit is limited", "give a region"
+        elif bounds and not (
+            left <= bounds[0] and top <= bounds[1] and bounds[2] <= right and bounds[3] <= bottom
+        ):
+            what = f"the crop {box_text(crop)} does not contain the region ({box_text(bounds)})"
+        elif self._crop is None:
+            what = f"{self.card.name} draws no crops"
+        asked = self._size()
+        if what:
+            yield fault("crop", what, f"{self.line.where}: crop", hint)
+        elif not asked.is_auto and self._crop and self._crop.drawn not in self._crop_sizes:
+            what = f"{self.card.name} would resize a crop of {asked} again"
+            yield self.fault("conflict", what, "size", "remove it: it follows the crop")
+
+    @property
+    def _crop_sizes(self) -> tuple[Size, ...]:
+        """Return the sizes in which the model draws crops; empty for an area that it does not."""
+        pixels = self.values["region_pixels"]
+        return self.card.crop_sizes(None if pixels is None else round(pixels * _MEGAPIXEL))
+
+    @cached_property
+    def _crop(self) -> Crop | None:
+        """Return the part of the kept source that is drawn; None if all of it is."""
+        source, asked, sizes = self._kept_size(), self._size(), self._crop_sizes
+        if source is None or not sizes:
+            return None
+        exact = None if asked.is_auto or asked.is_ratio else Size(asked.height, asked.width)
+        if given := self.fields.get("crop"):
+            ratio = (given[3] - given[1]) / (given[2] - given[0])
+            nearest = min(sizes, key=lambda one: abs(log(one.height / one.width / ratio)))
+            return Crop(given, exact or nearest)
+        whole, mode = self.card.kept_size(source), self.values["region_size"]
+        per_drawn = sqrt(source.height * source.width / (whole.height * whole.width))
+        # A line that has the size of the whole wants the whole, as lines of earlier runs do.
+        if mode == "fit" or exact == whole or (mode == "auto" and per_drawn <= _MOST_PER_DRAWN):
+            return None
+        try:
+            bounds = region_bounds(self._outside(), source)
+        except SourceImageError:  # reported for the file elsewhere
+            return None
+        if bounds is None:
+            return None
+        return crop_of(bounds, source, sizes, self.values["region_context"])
 
     @property
     def _keeps_outside(self) -> bool:
@@ -198,10 +287,12 @@ class PictureLine(ResolvedLine):
         values["system_prompt"] = text if kind == "custom" else None
         if not values["negative_prompt"] and "negative_prompt" not in self.line.given:
             values["negative_prompt"] = self.defaults.negative_prompt
-        size, outside = self._size(), None
+        size, outside, crop = self._size(), None, None
         if self._keeps_outside:
             values["infer_align_image_size"], outside = True, self._outside()
-            if source := self._kept_size():
+            if part := self._crop:
+                crop, size = part.box, SizeRequest(part.drawn.height, part.drawn.width)
+            elif source := self._kept_size():
                 kept = self.card.kept_size(source)
                 size = SizeRequest(kept.height, kept.width)
         elif self._is_aligned:
@@ -217,6 +308,7 @@ class PictureLine(ResolvedLine):
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=written,
             outside=outside,
+            crop=crop,
             encoding=self._encoding(),
         )
         is_own = bool(job.negative_prompt) and "negative_prompt" not in self.line.given

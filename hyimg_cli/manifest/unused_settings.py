@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 
 from hyimg_cli.manifest.fields import OF_MODELS
 from hyimg_cli.settings.config import Setting, as_given
-from hyimg_cli.settings.table import READERS, SETTINGS
+from hyimg_cli.settings.table import READERS, SETTINGS, TABLES
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
-from hyimg_cli.spec.options import KeepOutside
 from hyimg_cli.spec.units import counted, names_text
 
 
@@ -46,7 +44,8 @@ def without_effect(
         yield from _concern(settings, ["lossless"], "WebP only; no result has this format")
     kept = [job.outside for job in pictures if job.outside is not None]
     if pictures and not any(outside.region for outside in kept):
-        names = ["region_mode", "max_spill"] if kept else [f.name for f in fields(KeepOutside)]
+        names = ["region_mode", "max_spill", "region_context", "region_pixels"]
+        names = names if kept else [name for name in TABLES["outside"] if name != "keep_outside"]
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
     is_taken = "negative_prompt" in followed and not films

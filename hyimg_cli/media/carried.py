@@ -7,6 +7,7 @@ refused: 16-bit, CMYK, float, and several frames; so are colours to which no edi
 import io
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,15 @@ from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats, masks
 from hyimg_cli.media.colour_tags import colours_of
 from hyimg_cli.media.deep import bits_of
-from hyimg_cli.media.images import Picture, Pixels, Upright, on_white, read_upright, size_of
+from hyimg_cli.media.images import (
+    Picture,
+    Pixels,
+    Upright,
+    marks_of,
+    on_white,
+    read_upright,
+    size_of,
+)
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.media.pages import pages_of
 from hyimg_cli.media.source_files import bytes_of_source, open_picture
@@ -24,7 +33,7 @@ from hyimg_cli.media.strips import in_strips, pixels_of, rows_of, strips
 from hyimg_cli.media.tags import Tags, tags_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, Size
-from hyimg_cli.spec.options import KeepOutside
+from hyimg_cli.spec.options import Box, KeepOutside
 
 # Modes with 8 bits per channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
@@ -166,6 +175,24 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
         return None
     path = Path(outside.mask)
     return masks.levels_of(own_picture(path)[0], outside.edits_where, path)
+
+
+def region_bounds(outside: KeepOutside, size: Size) -> Box | None:
+    """Return the smallest box with all of the user's region; None without a region.
+
+    A mask is read once until its file changes. Raises SourceImageError as `region_of` does.
+    """
+    if outside.mask:
+        return _mask_bounds(outside, size, marks_of(outside.mask))
+    check_region(outside, size)
+    return outside.box
+
+
+@lru_cache(1 << 12)
+def _mask_bounds(outside: KeepOutside, size: Size, marks: tuple[int, int]) -> Box | None:
+    levels = region_of(outside, size)
+    assert levels is not None, "the region has a mask"
+    return Image.fromarray((levels > 127).astype(np.uint8)).getbbox()
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:

@@ -29,7 +29,8 @@ from hyimg_cli.media.source_files import (
 )
 from hyimg_cli.media.strips import in_strips, pixels_of
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import Size, View
+from hyimg_cli.spec.options import box_text
 
 Pixels = NDArray[np.uint8]
 # As Pillow holds it: colours take four bytes a pixel.
@@ -46,7 +47,8 @@ _ON_WHITE = "transparency composited on white"
 class SourceImage:
     """A source picture in sRGB. `notes`: what reading changed.
 
-    `sha256`: of the file. `digest`: of the picture as it is read; see `Digests`.
+    `sha256`: of the file. `digest`: of the picture as it is read; see `Digests`. `whole`: that of
+    the whole picture, if this is a crop.
     """
 
     pixels: Pixels
@@ -54,11 +56,21 @@ class SourceImage:
     notes: tuple[str, ...]
     sha256: str = ""
     is_stretched: bool = False
+    whole: str = ""
 
     @property
     def digests(self) -> "Digests":
         """Return the digests of the file, for a picture that is not `stretched`."""
-        return Digests(self.sha256, self.digest)
+        return Digests(self.sha256, self.whole or self.digest)
+
+    def seen_as(self, view: View) -> "SourceImage":
+        """Return what a view shows of this picture; to caches it is another image."""
+        if view.crop is None or view.size is None:
+            return self
+        left, top, right, bottom = view.crop
+        pixels = stretch(self.pixels[top:bottom, left:right], view.size)
+        own = view.digest_of(self.digest)
+        return replace(self, pixels=pixels, digest=own, whole=self.digest)
 
     def stretched(self) -> "SourceImage":
         """Return the same picture, to be resized without cutting; to caches it is another image."""
@@ -115,15 +127,25 @@ def size_of(path: str) -> Size:
 
     Raises SourceImageError.
     """
+    return _size_since(path, marks_of(path))
+
+
+def marks_of(path: str) -> tuple[int, int]:
+    """Return marks of a file that change with it; zeros if it is not one of this machine."""
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # not a path of this machine
-        return _size_since(path, 0, 0)
-    return _size_since(path, found.st_mtime_ns, found.st_size)
+    except (OSError, ValueError):
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def view_size(view: View) -> Size:
+    """Return the size in which a view shows its picture. Raises SourceImageError."""
+    return view.size or size_of(view.path)
 
 
 @lru_cache(1 << 16)
-def _size_since(path: str, changed_ns: int, nbytes: int) -> Size:
+def _size_since(path: str, marks: tuple[int, int]) -> Size:
     return probe_image(Path(path), decode=False)[0]
 
 
@@ -143,6 +165,20 @@ def read_image(path: Path, *, keeps_alpha: bool = False) -> SourceImage:
         pixels = on_white(pixels)
     sha256 = digest.of_bytes(data)
     return SourceImage(pixels, found.colours.as_read(sha256), notes, sha256)
+
+
+def read_view(view: View, *, keeps_alpha: bool = False) -> SourceImage:
+    """Return what a view shows of a picture, as `read_image` reads it.
+
+    Raises SourceImageError, also if the picture no longer holds the view's crop.
+    """
+    image = read_image(Path(view.path), keeps_alpha=keeps_alpha)
+    height, width = image.pixels.shape[:2]
+    if view.crop is not None and (view.crop[2] > width or view.crop[3] > height):
+        what = f"the crop {box_text(view.crop)} extends beyond the source ({width}x{height})"
+        hint = "run the command again: the source has changed"
+        raise SourceImageError(what, where=view.path, hint=hint, code="source.changed")
+    return image.seen_as(view)
 
 
 def read_small(path: Path, side: int) -> Image.Image:

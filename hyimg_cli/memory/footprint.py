@@ -246,7 +246,7 @@ def needs(
     room = config.batch.prefix_cache_mb * 1_000_000 if prefixes is None else prefixes
     # With offloaded experts, the VAE waits in main memory too: a half of it comes for each turn.
     halves = card.vae_halves if choice.offloads_experts else (0, 0)
-    images = {path for job in jobs for path in job.images}
+    images = {view for job in jobs for view in job.views}
     encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
     pixels = max(picture_work(job, card).pixels for job in jobs)
     decode = halves[1] + card.vae_bytes(pixels, kind, in_tiles=bool(choice.vae_use_tiling))

@@ -60,8 +60,9 @@ class ImageCheckpoint(Protocol):
 
         `digests`: of its pictures as they are read.
         """
+        seen = [view.digest_of(one) for view, one in zip(job.views, digests, strict=True)]
         is_fitted = job.infer_align_image_size
-        return [(SOURCE_IMAGES, stretched_digest(one) if is_fitted else one) for one in digests]
+        return [(SOURCE_IMAGES, stretched_digest(one) if is_fitted else one) for one in seen]
 
     def encoding_key(self, item: Any, choice: ModelChoice, dtype: str, device: str) -> str:
         """Return the disk cache's key of one of `encodings`, for a model that denoises latents.

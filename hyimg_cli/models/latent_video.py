@@ -18,7 +18,7 @@ from hyimg_cli.errors import OutputError
 from hyimg_cli.models.latent import ConditionEncoder, LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import DECODE_TILES, DecodeTiles, ModelChoice
 from hyimg_cli.spec.card import TileRule, VideoCard
-from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob, View
 from hyimg_cli.spec.options import Fit
 from hyimg_cli.tiling.decode import decode_tiled
 from hyimg_cli.tiling.tiles import halve_tiles, tile_plan
@@ -48,12 +48,12 @@ LATENTS: ViewKind = "latents"
 class ImageConditioning:
     """One condition that a transformer reads from a job's start pictures.
 
-    It is the output of an image encoder, or of the VAE for frames of a size. `images`: path and
-    sha256 of each. `size` and `fit` are None, and `num_frames` is 0, if they make no difference.
+    It is the output of an image encoder, or of the VAE for frames of a size. `images`: view and
+    digest of each. `size` and `fit` are None, and `num_frames` is 0, if they make no difference.
     """
 
     kind: ViewKind
-    images: tuple[tuple[str, str], ...]
+    images: tuple[tuple[View, str], ...]
     size: Size | None
     fit: Fit | None
     num_frames: int = 0

@@ -7,10 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Generic, TypeVar
 
-from hyimg_cli.media.images import SourceImage, read_image
+from hyimg_cli.media.images import SourceImage, read_view
+from hyimg_cli.spec.job import View
 
 Done = TypeVar("Done")
 
@@ -21,37 +21,37 @@ class SourcePrefetch:
 
     A bad image fails only its own job.
 
-    `coming`: paths in the order in which they will be needed; each is removed when it is read.
+    `coming`: views in the order in which they will be needed; each is removed when it is read.
     `window` of them are held in memory. `then` is called with each image that could be read, in the
     reading thread.
     """
 
     pool: ThreadPoolExecutor
-    coming: deque[str]
+    coming: deque[View]
     window: int
     then: Callable[[SourceImage], object] | None = None
-    _reads: dict[str, Future[tuple[SourceImage, float]]] = field(default_factory=dict)
+    _reads: dict[View, Future[tuple[SourceImage, float]]] = field(default_factory=dict)
 
-    def read(self, path: str) -> tuple[SourceImage, float]:
+    def read(self, view: View) -> tuple[SourceImage, float]:
         """Return the image, and the seconds its reading took in parallel with other work.
 
-        Raises SourceImageError as `read_image` does.
+        Raises SourceImageError as `read_view` does.
         """
-        if path in self.coming:
-            # Earlier paths are no longer needed: their job failed at an earlier image.
-            while self.coming[0] != path:
+        if view in self.coming:
+            # Earlier views are no longer needed: their job failed at an earlier image.
+            while self.coming[0] != view:
                 self.coming.popleft()
             wanted = dict.fromkeys(islice(self.coming, self.window))
-            self._reads = {path: read for path, read in self._reads.items() if path in wanted}
+            self._reads = {known: read for known, read in self._reads.items() if known in wanted}
             for near in wanted:
                 if near not in self._reads:
-                    self._reads[near] = self.pool.submit(_timed, partial(read_image, Path(near)))
+                    self._reads[near] = self.pool.submit(_timed, partial(read_view, near))
                     self._reads[near].add_done_callback(self._tell)
             self.coming.popleft()
-        if path not in self._reads:
-            return read_image(Path(path)), 0.0
+        if view not in self._reads:
+            return read_view(view), 0.0
         started = time.perf_counter()
-        image, seconds = self._reads[path].result()
+        image, seconds = self._reads[view].result()
         return image, max(0.0, seconds - (time.perf_counter() - started))
 
     def _tell(self, read: Future[tuple[SourceImage, float]]) -> None:

@@ -17,6 +17,7 @@ from hyimg_cli.addresses import ADDRESS_PATTERN
 from hyimg_cli.files import is_deeper, json_of
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.options import Box, box_text
 from hyimg_cli.spec.step_cache import StepCache
 
 
@@ -38,6 +39,9 @@ MAX_DEPTH = 100
 ID_PATTERN = r"(?!.{129})(?:[A-Za-z0-9_-]+/)*[A-Za-z0-9_-][A-Za-z0-9._-]*"
 SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
 NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in NO_STORES)
+BOX_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
+SIDES = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 4, "maxItems": 4}
+_CROP_HINT = "write LEFT,TOP,RIGHT,BOTTOM in pixels of the upright source"
 # Text that is not empty.
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
@@ -228,6 +232,21 @@ def size_request(height: int, width: int, *, is_ratio: bool = False) -> SizeRequ
     return SizeRequest(height, width, is_ratio)
 
 
+def box_of(text: re.Match[str], hint: str) -> Box:
+    """Return the box in a match of `BOX_PATTERN`. Raises BadValue for an empty one."""
+    left, top, right, bottom = map(int, text.groups())
+    if left >= right or top >= bottom:
+        raise BadValue(f"{shown(text[0])} is empty", hint)
+    return left, top, right, bottom
+
+
+def _crop(value: Any) -> Box:
+    if type(value) is list and all(type(side) is int for side in value):
+        value = box_text(value)
+    box: Box = _BOX.read(value)
+    return box
+
+
 def as_json(value: Any) -> str:
     """Return any JSON value of at most `MAX_DEPTH` levels as JSON text. Raises BadValue.
 
@@ -321,6 +340,8 @@ STEP_CACHE = pattern_kind(
 SIZE = pattern_kind(
     SIZE_PATTERN, "is not a size", _SIZE_HINT, _size, allowed="auto, WIDTHxHEIGHT, WIDTH:HEIGHT"
 )
+_BOX = pattern_kind(BOX_PATTERN, "is not a box", _CROP_HINT, lambda text: box_of(text, _CROP_HINT))
+CROP = Kind(_crop, {"anyOf": [_BOX.schema, SIDES]}, "box", split=str.strip)
 ANYTHING = Kind(as_json, {})
 MATRIX = Kind(lambda value: value, {"type": "object"})
 SPAN = numbers(Annotated[float, Interval(ge=0, le=1)], 2, 2, is_span=True)

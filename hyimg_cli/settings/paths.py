@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
-from hyimg_cli.settings.kinds import NO_STORE, TEXT, Kind, pattern_kind, text
+from hyimg_cli.settings.kinds import (
+    BOX_PATTERN,
+    NO_STORE,
+    SIDES,
+    TEXT,
+    Kind,
+    box_of,
+    pattern_kind,
+    text,
+)
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
-from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region
+from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region, box_text
 
-_BOX = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
 # Each part has one reading only: with two, matching a long list with a fault at its end would take
 # exponential time.
 _ON = r"(?:(high|low)=\s*|(?!high=|low=))"
@@ -163,14 +171,10 @@ def _names_in_cell(cell: str) -> list[str]:
 
 def _region(value: Any) -> str:
     if type(value) is list and all(type(side) is int for side in value):
-        value = ",".join(map(str, value))
+        value = box_text(value)
     region: str = _BOX_OR_MASK.read(value)
-    if sides := re.fullmatch(_BOX, region, re.ASCII):
-        left, top, right, bottom = map(int, sides.groups())
-        if left >= right or top >= bottom:
-            raise BadValue(f"{shown(region)} is empty", _REGION_HINT)
-        return f"{left},{top},{right},{bottom}"
-    return region
+    sides = re.fullmatch(BOX_PATTERN, region, re.ASCII)
+    return box_text(box_of(sides, _REGION_HINT)) if sides else region
 
 
 def _loras(written: re.Match[str]) -> tuple[Lora, ...]:
@@ -191,16 +195,17 @@ _PICTURE = pattern_kind(
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
 _BOX_OR_MASK = pattern_kind(
-    rf"{_BOX}|(?:transparent:|opaque:|)(?![0-9\s,.+-]*$){_PATH}", "is not a region", _REGION_HINT
+    rf"{BOX_PATTERN}|(?:transparent:|opaque:|)(?![0-9\s,.+-]*$){_PATH}",
+    "is not a region",
+    _REGION_HINT,
 )
-_SIDES = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 4, "maxItems": 4}
 MODEL_NAME = ModelName(
     text("model").read, TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
 )
 CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
 REGION = RegionKind(
     _region,
-    {"anyOf": [_BOX_OR_MASK.schema, _SIDES]},
+    {"anyOf": [_BOX_OR_MASK.schema, SIDES]},
     "box|path",
     is_path=lambda name: bool(name) and KeepOutside(region=Region(name)).mask == name,
 )

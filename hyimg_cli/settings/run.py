@@ -268,9 +268,26 @@ class Sampling(o.VideoOptions, o.TextSampling, o.PictureOptions, o.JobOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Outside(o.KeepOutside):
-    """Whether and how an edit keeps its source outside."""
+    """Whether and how an edit keeps its source outside, and what is drawn for it.
+
+    By the last three, a job's crop and size are chosen; it has no other trace of them.
+    """
 
     keep_outside: bool = o.outside_option(False, "Keep all pixels outside the edit.", is_basic=True)
+    region_size: Literal["auto", "fit", "native"] = o.outside_option(
+        "auto",
+        "Draw the whole source (fit), or only the region with its surroundings, near the source's "
+        "own resolution (native). auto: native if the whole would be drawn at more than 1.5 "
+        "source pixels per pixel.",
+    )
+    region_context: Annotated[float, Interval(ge=0, le=4)] | None = o.outside_option(
+        None,
+        "Surroundings drawn on each side of the region, as a part of its long side. Default: 0.5, "
+        "less where that gives the source's own resolution.",
+    )
+    region_pixels: Annotated[float, Interval(ge=0.05, le=8)] | None = o.outside_option(
+        None, "Megapixels of a crop as it is drawn. Default: the model's own size."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from hyimg_cli.spec import digest
 from hyimg_cli.spec import options as o
 
 Task = Literal["it2i", "t2i"]
@@ -34,6 +35,29 @@ class Size:
 
     def __str__(self) -> str:
         return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the model sees of a picture: all of it, or a crop that is resized to `size`.
+
+    `crop`: left, top, right and bottom in pixels of the upright picture.
+    """
+
+    path: str
+    crop: o.Box | None = None
+    size: Size | None = None
+
+    def __str__(self) -> str:
+        return self.path if self.crop is None else f"{self.path} {self._part}"
+
+    def digest_of(self, picture: str) -> str:
+        """Return the digest of this view of the picture that has the digest `picture`."""
+        return picture if self.crop is None else digest.of_bytes(f"{self._part} {picture}".encode())
+
+    @property
+    def _part(self) -> str:
+        return f"crop {o.box_text(self.crop or ())} drawn at {self.size} of"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +149,8 @@ class _Line(o.JobOptions):
 class ImageJob(o.PictureOptions, _Line):
     """One `it2i` or `t2i` picture.
 
+    `crop`: the part of the kept source that is drawn, at `size`; None if the whole is.
+
     `cot_text` or `cot_token_ids` replace the AR stage's writing. `written_json`: the note of these
     ids from when they were written; empty if there was none. `outside`: how the picture is put back
     on its source.
@@ -140,6 +166,7 @@ class ImageJob(o.PictureOptions, _Line):
     drop_think: bool = False
     use_system_prompt: o.SystemPrompt = "None"
     outside: o.KeepOutside | None = None
+    crop: o.Box | None = None
     encoding: Encoding = Encoding()
 
     @property
@@ -169,6 +196,21 @@ class ImageJob(o.PictureOptions, _Line):
         return self.images[self.outside.kept_source - 1]
 
     @property
+    def kept_view(self) -> View:
+        """What the model sees of the source that stays equal outside the edit."""
+        assert self.outside is not None, "the job keeps the source outside the edit"
+        return self.views[self.outside.kept_source - 1]
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """What the model sees of each image, in order."""
+        views = [*map(View, self.images)]
+        if self.outside is not None and self.crop is not None:
+            size = Size(self.size.height, self.size.width)
+            views[self.outside.kept_source - 1] = View(self.kept_image, self.crop, size)
+        return tuple(views)
+
+    @property
     def text_inputs(self) -> Hashable | None:
         """Everything in the job that determines the text it writes; None if it writes none.
 
@@ -181,7 +223,7 @@ class ImageJob(o.PictureOptions, _Line):
         return (
             self.model,
             self.prompt,
-            self.images,
+            self.views,
             self.infer_align_image_size and bool(self.images),
             self.use_system_prompt,
             self.system_prompt,

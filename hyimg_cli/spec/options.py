@@ -6,6 +6,7 @@ a job has the value itself.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, Literal, NewType, get_args
@@ -43,6 +44,8 @@ Fit = Literal["stretch", "crop"]
 # A box in pixels of the source, or the path of a mask; its alpha channel is the mask after
 # `transparent:` or `opaque:`.
 Region = NewType("Region", str)
+# Left, top, right and bottom in pixels.
+Box = tuple[int, int, int, int]
 _MASK = re.compile(r"(?:(transparent|opaque):)?(.*)", re.DOTALL)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
 # The limit of the model with the highest; each model's own is on its card.
@@ -61,6 +64,11 @@ _text = partial(_checkpoint, only="text")
 _video = partial(_of_job, panel=VIDEO, only="videos")
 outside_option = partial(_of_job, panel=OUTSIDE, only="pictures")
 _gate = partial(outside_option, None, commands=("eval",))
+
+
+def box_text(box: Iterable[int]) -> str:
+    """Return a box as a line has it: LEFT,TOP,RIGHT,BOTTOM."""
+    return ",".join(map(str, box))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +231,7 @@ class KeepOutside:
     max_spill: Part | None = _gate("Gate: maximum fraction of the edit outside the region.")
 
     @property
-    def box(self) -> tuple[int, int, int, int] | None:
+    def box(self) -> Box | None:
         """Return the region's left, top, right and bottom; None if it is a mask or absent."""
         sides = re.fullmatch(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)", self.region)
         return (int(sides[1]), int(sides[2]), int(sides[3]), int(sides[4])) if sides else None

@@ -13,82 +13,83 @@ from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media.images import SourceImage
 from hyimg_cli.pipelines import prefetch as beside
 from hyimg_cli.pipelines.prefetch import SourcePrefetch, WriteBehind
+from hyimg_cli.spec.job import View
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> list[str]:
+def views(tmp_path: Path) -> list[View]:
     made = []
     for level in range(5):
-        made.append(str(tmp_path / f"{level}.png"))
-        Image.new("RGB", (8, 8), (40 * level,) * 3).save(made[-1])
+        made.append(View(str(tmp_path / f"{level}.png")))
+        Image.new("RGB", (8, 8), (40 * level,) * 3).save(made[-1].path)
     return made
 
 
-def test_gives_each_image_as_asked(paths: list[str]) -> None:
-    order = [*paths, paths[0], paths[3]]
+def test_gives_each_image_as_asked(views: list[View]) -> None:
+    order = [*views, views[0], views[3]]
     with ThreadPoolExecutor(1) as pool:
         ahead = SourcePrefetch(pool, deque(order), window=2)
-        for path in order:
-            image, beside_s = ahead.read(path)
-            assert np.array_equal(image.pixels, np.asarray(Image.open(path)))
+        for view in order:
+            image, beside_s = ahead.read(view)
+            assert np.array_equal(image.pixels, np.asarray(Image.open(view.path)))
             assert beside_s >= 0
 
 
-def test_an_unexpected_path_is_read_at_once(paths: list[str]) -> None:
+def test_an_unexpected_view_is_read_at_once(views: list[View]) -> None:
     with ThreadPoolExecutor(1) as pool:
-        image, beside_s = SourcePrefetch(pool, deque(paths[:2]), window=2).read(paths[4])
+        image, beside_s = SourcePrefetch(pool, deque(views[:2]), window=2).read(views[4])
     assert beside_s == 0.0
     assert image.pixels[0, 0, 0] == 160
 
 
-def test_a_bad_image_is_its_own_fault_alone(paths: list[str], tmp_path: Path) -> None:
-    bad = str(tmp_path / "missing.png")
+def test_a_bad_image_is_its_own_fault_alone(views: list[View], tmp_path: Path) -> None:
+    bad = View(str(tmp_path / "missing.png"))
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, deque([bad, paths[1]]), window=4)
+        ahead = SourcePrefetch(pool, deque([bad, views[1]]), window=4)
         with pytest.raises(SourceImageError):
             ahead.read(bad)
-        assert ahead.read(paths[1])[0].pixels[0, 0, 0] == 40
+        assert ahead.read(views[1])[0].pixels[0, 0, 0] == 40
 
 
 def test_reads_the_next_while_this_one_is_used(
-    paths: list[str], monkeypatch: pytest.MonkeyPatch
+    views: list[View], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = {path: threading.Event() for path in paths}
-    original = beside.read_image
+    started = {view: threading.Event() for view in views}
+    original = beside.read_view
 
-    def noted(path: Path) -> SourceImage:
-        started[str(path)].set()
-        return original(path)
+    def noted(view: View) -> SourceImage:
+        started[view].set()
+        return original(view)
 
-    monkeypatch.setattr(beside, "read_image", noted)
+    monkeypatch.setattr(beside, "read_view", noted)
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, deque(paths), window=2)
-        ahead.read(paths[0])
-        assert started[paths[1]].wait(timeout=60)
-        assert not started[paths[3]].is_set()
+        ahead = SourcePrefetch(pool, deque(views), window=2)
+        ahead.read(views[0])
+        assert started[views[1]].wait(timeout=60)
+        assert not started[views[3]].is_set()
 
 
 def test_what_a_failed_job_would_have_read_does_not_stop_reading_ahead(
-    paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    views: list[View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began: set[str] = set()
-    original = beside.read_image
+    began: set[View] = set()
+    original = beside.read_view
 
-    def noted(path: Path) -> SourceImage:
-        began.add(str(path))
-        return original(path)
+    def noted(view: View) -> SourceImage:
+        began.add(view)
+        return original(view)
 
-    monkeypatch.setattr(beside, "read_image", noted)
-    bad = str(tmp_path / "missing.png")
+    monkeypatch.setattr(beside, "read_view", noted)
+    bad = View(str(tmp_path / "missing.png"))
     with ThreadPoolExecutor(1) as pool:
-        ahead = SourcePrefetch(pool, deque([bad, *paths]), window=2)
+        ahead = SourcePrefetch(pool, deque([bad, *views]), window=2)
         with pytest.raises(SourceImageError):
             ahead.read(bad)
-        # The job of the bad one asks for paths[0] no more.
+        # The job of the bad one asks for views[0] no more.
         for number in range(1, 5):
-            assert ahead.read(paths[number])[0].pixels[0, 0, 0] == 40 * number
+            assert ahead.read(views[number])[0].pixels[0, 0, 0] == 40 * number
             pool.submit(lambda: None).result()
-            wanted = set(paths[number : number + 2])
+            wanted = set(views[number : number + 2])
             assert wanted <= began, f"nothing was read beside image {number}"
 
 

@@ -64,8 +64,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "lossless": {"format": "webp"},
     **{name: {"keep_outside": True} for name in FINISHING},
 }
-# What decides which jobs a line becomes, and so is in no job.
-OF_THE_LINE = {"n", "vary"}
+# What decides which jobs a line becomes, or what they draw of a source, and so is in no job.
+OF_THE_LINE = {"n", "vary", "region_size", "region_context", "region_pixels"}
 # The edit has one source, no video starts from a picture, and no LoRA file is here.
 UNUSED = {"kept_source", "fit", "lora"}
 OF_THE_JOB = [

@@ -142,8 +142,8 @@ class BagelPrompter(ImageCheckpoint):
         shapes = self._shapes([Size(1, 1)] * len(job.images))
         opening = self.opening(job, shapes)
         found = [opening.layout] if opening else self.branches(job, self.contexts(job, shapes))
-        rows = dict.fromkeys(found)
-        return [segments(one, one.ids, job.images, one.length - 1) for one in rows]
+        rows, names = dict.fromkeys(found), [*map(str, job.views)]
+        return [segments(one, one.ids, names, one.length - 1) for one in rows]
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         shapes = self._shapes(source_sizes)

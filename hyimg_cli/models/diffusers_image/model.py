@@ -172,7 +172,7 @@ class BlockDenoiser(LatentDenoiser):
             inputs |= {"height": bucket.size.height, "width": bucket.size.width}
         self._state = PipelineState(inputs)
         digests = dict(image for condition in embeddings for image in condition.images)
-        for _, condition in model.folder.encodings(job, [digests[path] for path in job.images]):
+        for _, condition in model.folder.encodings(job, [digests[view] for view in job.views]):
             model.put(self._state, condition, embeddings[condition])
         model.run(before, self._state)
         for name, value in self._state.values.items():

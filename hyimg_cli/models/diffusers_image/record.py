@@ -17,7 +17,7 @@ from hyimg_cli.errors import JobError, SourceImageError, require
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
-from hyimg_cli.media.images import size_of
+from hyimg_cli.media.images import view_size
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
 from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
@@ -46,7 +46,7 @@ from hyimg_cli.models.family import Family, ImageCheckpoint
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
 from hyimg_cli.spec.gc_paused import freeze_libraries
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Size, View
 from hyimg_cli.spec.work import picture_work
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ NEGATIVE = "negative_prompt"
 
 @dataclass(frozen=True)
 class Condition:
-    """A text, or pictures (path and sha256), that one stage of the blocks encodes for a job.
+    """A text, or pictures (view and whole digest), that one stage of the blocks encodes for a job.
 
     `text` has its field, and the pictures that its encoder sees. `size`: the one to which the
     pictures are brought first; None for their own.
@@ -78,7 +78,7 @@ class Condition:
 
     stage: str
     text: tuple[str, str] | None
-    images: tuple[tuple[str, str], ...]
+    images: tuple[tuple[View, str], ...]
     options: tuple[tuple[str, Any], ...] = ()
     size: Size | None = None
 
@@ -195,9 +195,9 @@ class EditorFolder(ImageCheckpoint):
             limits.append(f"sides of {least} pixels or more")
         if most:
             limits.append(f"shapes up to {most} to 1")
-        for path in job.images:
+        for view in job.views:
             with suppress(SourceImageError):  # reported for the file elsewhere
-                size = size_of(path)
+                size = view_size(view)
                 short, long = sorted((size.height, size.width))
                 if short < least or (most and long > most * short):
                     what = f"the source is {size}; {self.card.name} takes {', and '.join(limits)}"
@@ -248,7 +248,7 @@ class EditorFolder(ImageCheckpoint):
         if kind.is_guided(job):
             # Empty for a model that takes none.
             texts.append((NEGATIVE, job.negative_prompt))
-        images = tuple(zip(job.images, digests, strict=True))
+        images = tuple(zip(job.views, digests, strict=True))
         given = kind.own_inputs(job, self.card).items()
         options = tuple((name, value) for name, value in given if name in kind.of_encoders)
         shown, known = (images, options) if kind.shows_pictures else ((), ())
@@ -270,7 +270,7 @@ class EditorFolder(ImageCheckpoint):
             device,
             stage=item.stage,
             text=item.text,
-            images=[sha256 for _, sha256 in item.images],
+            images=[view.digest_of(sha256) for view, sha256 in item.images],
             options=item.options,
             files=[
                 self.layout.identity_of(name) for name in sorted(of_texts if item.text else {"vae"})

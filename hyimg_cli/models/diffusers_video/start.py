@@ -6,7 +6,6 @@ the prompt, so they are cached by content like an embedded prompt.
 
 # Legend: B batch, C channel, F latent frame, Y X latent rows and columns, N tokens, W width
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,14 @@ import torch
 from torch import Tensor
 
 from hyimg_cli.errors import SourceImageError, installed_version
-from hyimg_cli.media.images import Pixels, SourceImage, read_image, stretch
+from hyimg_cli.media.images import Pixels, SourceImage, read_view, stretch
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, CheckpointLayout
 from hyimg_cli.models.diffusers_video.vaes import VideoVae
 from hyimg_cli.models.diffusers_video.weights import LoadTarget
 from hyimg_cli.models.latent import PromptEmbedding
 from hyimg_cli.models.latent_video import LATENTS, TOKENS, ImageConditioning
-from hyimg_cli.spec.job import Size, VideoJob
+from hyimg_cli.spec.job import Size, VideoJob, View
 
 _LIBRARIES = ("pillow", "torchvision")
 
@@ -55,7 +54,7 @@ class StartEncoder(CheckpointEncoder):
         """Return the job's pictures as the transformer reads them; empty without pictures."""
         if not job.images:
             return ()
-        images = tuple(zip(job.images, digests, strict=True))
+        images = tuple(zip(map(View, job.images), digests, strict=True))
         frames = job.num_frames if self.has_mask else 1
         views = [ImageConditioning(LATENTS, images, job.size, job.fit, frames)]
         if self.reads_tokens:
@@ -71,7 +70,7 @@ class StartEncoder(CheckpointEncoder):
             how = {"files": self.identity("vae"), "tiled": self.is_tiled}
         return self.digest_of(
             kind=view.kind,
-            images=[image for _, image in view.images],
+            images=[one.digest_of(image) for one, image in view.images],
             size=None if view.size is None else str(view.size),
             fit=view.fit,
             frames=view.num_frames,
@@ -117,15 +116,18 @@ class StartEncoder(CheckpointEncoder):
 
 
 def read_given(
-    images: Sequence[tuple[str, str]], *, keeps_alpha: bool = False
+    images: Sequence[tuple[View, str]], *, keeps_alpha: bool = False
 ) -> tuple[list[SourceImage], tuple[str, ...]]:
-    """Read pictures by path and sha256, with notes on changes. Raises SourceImageError."""
+    """Read pictures by view and by the whole's digest, with notes on changes.
+
+    Raises SourceImageError.
+    """
     pictures = []
-    for path, expected in images:
-        pictures.append(read_image(Path(path), keeps_alpha=keeps_alpha))
-        if pictures[-1].digest != expected:
+    for view, expected in images:
+        pictures.append(read_view(view, keeps_alpha=keeps_alpha))
+        if pictures[-1].digests.picture != expected:
             what, hint = "the picture changed during the run", "run the command again"
-            raise SourceImageError(what, where=path, hint=hint, code="source.changed")
+            raise SourceImageError(what, where=view.path, hint=hint, code="source.changed")
     return pictures, tuple(dict.fromkeys(note for one in pictures for note in one.notes))
 
 

@@ -185,7 +185,7 @@ class Prompter(ImageCheckpoint):
         return 2 if job.guidance_scale > 1 and not self.card.is_distilled else 1
 
     def prefixes(self, job: ImageJob) -> list[list[Segment]]:
-        shapes, names = [self._smallest] * len(job.images), job.images
+        shapes, names = [self._smallest] * len(job.images), [*map(str, job.views)]
         if opening := self.opening(job, shapes):
             return [segments(opening.layout, opening.ids, names, len(opening.ids) - 1)]
         layout = self.picture(job, shapes, None, self._bucket(job))

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from hyimg_cli.errors import JobError
@@ -20,7 +19,7 @@ from hyimg_cli.kv.returns import Returns
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.planner import size_class_of
 from hyimg_cli.manifest.written import Replay
-from hyimg_cli.media.images import SourceImage, read_image
+from hyimg_cli.media.images import SourceImage, read_view
 from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.fit import memory_guard, spare_bytes
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
@@ -43,7 +42,7 @@ from hyimg_cli.pipelines.request import write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, View
 from hyimg_cli.spec.plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -272,7 +271,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         is_ahead = len(kinds) == 1 and prefetches_sources(self._config)
         source_images = SourcePrefetch(
             reader,
-            deque(path for job in jobs for path in job.images),
+            deque(view for job in jobs for view in job.views),
             window=2 * self._together.thinking,
             then=encode_ahead if is_ahead else None,
         )
@@ -305,5 +304,5 @@ def _prefixes_of(model: DecoderModel, job: ImageJob) -> list[list[Segment]]:
     return prefixes
 
 
-def _read_now(path: str) -> tuple[SourceImage, float]:
-    return read_image(Path(path)), 0.0
+def _read_now(view: View) -> tuple[SourceImage, float]:
+    return read_view(view), 0.0

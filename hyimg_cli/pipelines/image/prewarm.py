@@ -12,7 +12,7 @@ import numpy as np
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import SourceImage, size_of
+from hyimg_cli.media.images import SourceImage, view_size
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.image.admission import WholeBatches
@@ -23,7 +23,7 @@ from hyimg_cli.pipelines.out_of_memory import Attempt
 from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Size, View
 
 _STEPS = 2
 _WORDS = 2
@@ -55,7 +55,7 @@ def shape_of(job: ImageJob, card: ModelCard, tokens: int = 0) -> Shape | None:
     many sizes have few shapes.
     """
     try:
-        found = map(size_of, job.images)
+        found = map(view_size, job.views)
         sizes = tuple(card.nearest_bucket(size.height, size.width).size for size in found)
     except SourceImageError:
         return None
@@ -115,19 +115,19 @@ def _run(
     together: Together,
     lost: Callable[[Exception], None],
 ) -> Together:
-    images: dict[str, SourceImage] = {}
-    for path in jobs[0].images:
-        size = size_of(path)
+    images: dict[View, SourceImage] = {}
+    for view in jobs[0].views:
+        size = view_size(view)
         pixels = np.full((size.height, size.width, 3), 127, dtype=np.uint8)
         pixels[: size.height // 2] = 200
-        images[path] = SourceImage(pixels, f"blank {size}", ())
+        images[view] = SourceImage(pixels, f"blank {size}", ())
     is_aligned = jobs[0].infer_align_image_size
     shown = [image.stretched() if is_aligned else image for image in images.values()]
     encoded = {image.digest: encoded_by(stages.model, image) for image in shown}
     blank = replace(
         stages,
         prefixes=Prefixes(KVTree(0), "prewarm"),
-        read_source=lambda path: (images[path], 0.0),
+        read_source=lambda view: (images[view], 0.0),
         encode=lambda image: (encoded[image.digest], 0.0),
         texts=None,
         checkpoint_of=lambda work: None,

@@ -36,10 +36,10 @@ from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Size, View
 
 logger = logging.getLogger(__name__)
-ReadSource = Callable[[str], tuple[SourceImage, float]]
+ReadSource = Callable[[View], tuple[SourceImage, float]]
 EncodeSource = Callable[..., tuple[Encoded, float]]
 # Tolerance of height / width in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
 _SAME_RATIO = 0.01
@@ -172,8 +172,8 @@ class ImageStages:
         job, clock = work.job, work.clock
         clock.enter("read")
         images: list[SourceImage] = []
-        for path in job.images:
-            image, overlapped_s = self.read_source(path)
+        for view in job.views:
+            image, overlapped_s = self.read_source(view)
             clock.overlapped_s["read"] += overlapped_s
             work.notes += image.notes
             images.append(image)
@@ -191,7 +191,7 @@ class ImageStages:
             work.warnings += encoded.warnings
             work.sources.append(encoded)
         digests = [source.digest for source in work.sources]
-        work.prefixes = self.prefixes.of_job(dict(zip(digests, job.images, strict=True)))
+        work.prefixes = self.prefixes.of_job(dict(zip(digests, map(str, job.views), strict=True)))
         work.writing, work.cached = self._replayed(job, work.sources) or (job, None)
         if kept is not None and kept.text is not None:
             work.first_step = kept.step

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.media.images import Pixels, on_white, read_image
+from hyimg_cli.media.images import Pixels, on_white, read_view
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
@@ -72,7 +71,7 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         if job.outside is not None or job.encoding.format == "jpeg":
             work.pixels = on_white(work.pixels)  # neither keeps the alpha that was drawn
         if job.outside is not None:
-            source, drawn = read_image(Path(job.kept_image)), Size(*work.pixels.shape[:2])
+            source, drawn = read_view(job.kept_view), Size(*work.pixels.shape[:2])
             work.reference, note = self._trips.of(source, drawn, model.round_trip, self._scope)
             work.warnings += [note] if note else []
         work.embeddings, work.latents = {}, None
