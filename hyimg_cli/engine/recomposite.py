@@ -33,10 +33,11 @@ def recomposite(
         sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
         edit = kept | {"kind": "unfinished", "sha256": sha256}
         extra = {name: value for name, value in entry.items() if name.startswith("x_")}
-        # Warnings about the earlier finishing do not apply to this one.
-        former = {LATENTS_ARE_KEPT, *edit_warnings(old if "gates" in old else None)}
+        # Warnings and notes about the earlier finishing do not apply to this one.
+        former = {*edit_warnings(old if "gates" in old else None), *edit_notes(old)}
+        former.add(LATENTS_ARE_KEPT)
         said = tuple(text for text in entry.get("warnings", ()) if text not in former)
-        read = tuple(note for note in entry.get("notes", ()) if note not in {*edit_notes(old)})
+        read = tuple(note for note in entry.get("notes", ()) if note not in former)
         # The higher attempt makes this line later than one in another journal.
         anew = {"attempt": entry["attempt"] + 1, "outputs": (), "error": None, "extra": extra}
         anew |= {"warnings": said, "finishing_key": finishing_key(job, config.output)}

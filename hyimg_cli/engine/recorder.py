@@ -110,7 +110,8 @@ class Recorder:
             done.clock.enter("write")
             own = self._pipeline.line_fields(done)
             warnings = (*done.warnings, *own.pop("warnings", ()))
-            fields = self._fields(done, done.source_sha256, warnings) | done.job.copied() | own
+            fields = self._fields(done, done.source_sha256, warnings, done.notes)
+            fields |= done.job.copied() | own
             fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
             if output is not None:
                 fields["notes"] += tuple(_on_size(done.job, output, fields["notes"]))
@@ -122,11 +123,16 @@ class Recorder:
 
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
         digests = [*map(file_digest, lost.job.images)]
-        fields = self._fields(lost, digests, (*lost.warnings, *lost.warnings_if_lost))
+        notes = (*lost.notes, *lost.notes_if_lost)
+        fields = self._fields(lost, digests, lost.warnings, notes)
         return self._append(failed_job(lost.job, self._config, error=lost.error, **fields))
 
     def _fields(
-        self, work: Request[Job], digests: Sequence[str], warnings: Sequence[str]
+        self,
+        work: Request[Job],
+        digests: Sequence[str],
+        warnings: Sequence[str],
+        notes: Sequence[str],
     ) -> dict[str, Any]:
         """Return the line fields of a job that was at work, however it ended."""
         job, clock = work.job, work.clock
@@ -143,7 +149,7 @@ class Recorder:
             "source_sha256": tuple(digests) or None,
             "model_sha256": model_print(job, self._config),
             "warnings": tuple(dict.fromkeys((*warnings, *warnings_of(json.loads(job.extra_json))))),
-            "notes": tuple(dict.fromkeys(work.notes)),
+            "notes": tuple(dict.fromkeys(notes)),
         }
 
     def _append(self, outcome: Outcome) -> JobEnded:

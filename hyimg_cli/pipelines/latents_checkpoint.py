@@ -55,13 +55,15 @@ class LatentsCheckpoint:
     """The place for one job's latents; latents with a key other than `key` are ignored.
 
     With `every` 0 only the latents after the last step are kept. Existing latents are always used.
-    `notes`: what went wrong, and where the job continued. `holds_last`: only the decode is left.
+    `notes`: where the job continued; `warnings`: what went wrong. `holds_last`: only the decode is
+    left.
     """
 
     path: Path
     key: str
     every: int
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     holds_last: bool = False
 
     def is_due(self, step: int, steps: int) -> bool:
@@ -69,7 +71,7 @@ class LatentsCheckpoint:
         return step == steps or (self.every > 0 and step % self.every == 0)
 
     def keep(self, kept: Kept) -> None:
-        """Replace the kept latents. A disk error only adds a note and logs a warning.
+        """Replace the kept latents. A disk error only adds a warning, and logs it.
 
         Latents that are not finite are not kept, because every later attempt would fail on them.
         """
@@ -91,8 +93,8 @@ class LatentsCheckpoint:
         except OSError as error:
             refusal = storage_error(error, self.path.parent)
             text = f"the latents were not saved: {refusal.what}"
-            if text not in self.notes:
-                self.notes.append(text)
+            if text not in self.warnings:
+                self.warnings.append(text)
                 # Logged at once too: the user may be able to free space before the decode ends.
                 logger.warning("%s: %s", self.path.stem, text)
         else:
@@ -100,22 +102,24 @@ class LatentsCheckpoint:
 
     def found(self) -> Kept | None:
         """Return the latents kept by an earlier attempt at the job, or None."""
-        kept, note = None, "ignored saved latents of another job or other settings"
+        kept, said = None, self.warnings
         try:
             kept = self._read(bytes_of(self.path, LATENTS_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
-            note = f"the saved latents cannot be read: {error.strerror}"
+            text = f"the saved latents cannot be read: {error.strerror}"
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError):
-            note = "ignored damaged latents; the job started at its first step"
+            text = "ignored damaged latents; the job started at its first step"
+        else:
+            said, text = self.notes, "ignored saved latents of another job or other settings"
         if kept is not None:
             self.holds_last = kept.is_last
-            note = f"resumed after denoise step {kept.step}, from saved latents"
+            text = f"resumed after denoise step {kept.step}, from saved latents"
             if kept.is_last:
-                note = f"all {kept.steps} steps were denoised before; decoded from saved latents"
-        if note not in self.notes:
-            self.notes.append(note)
+                text = f"all {kept.steps} steps were denoised before; decoded from saved latents"
+        if text not in said:
+            said.append(text)
         return kept
 
     def _read(self, data: bytes) -> Kept | None:

@@ -109,7 +109,7 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
             return None
         key = key_of(work.job, work.sources_as_read, self._config)
         path, every = folder.latents_for(work.job.custom_id), self._config.output.checkpoint_every
-        return LatentsCheckpoint(path, key, every, work.warnings)
+        return LatentsCheckpoint(path, key, every, work.notes, work.warnings)
 
     @abstractmethod
     def forget(self) -> None:

@@ -32,8 +32,9 @@ OneJob = TypeVar("OneJob", bound=Job, covariant=True)
 class Request(Generic[OneJob]):
     """A job that has begun: its clock, and the content of its line.
 
-    `warnings`: what was degraded; `notes`: how its inputs were read. `warnings_if_lost` are added
-    to the line if the job fails: work that its next attempt need not repeat. `edit`: how its
+    `warnings`: what somebody should look at; `notes`: how its inputs were read, and how it was
+    made. `notes_if_lost` are added to the line if the job fails: work that its next attempt need
+    not repeat. `edit`: how its
     picture was put back on its source, as far as known. `source_digests`: of the images that were
     read for it. `checkpoint`: the place for its latents, if it has a folder. `denoise_steps`: how
     many steps were run for it, from `first_step` on; `step_cache`: how many of all its attempts'
@@ -45,8 +46,8 @@ class Request(Generic[OneJob]):
     job: OneJob
     clock: PhaseClock
     warnings: list[str] = field(default_factory=list)
-    warnings_if_lost: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    notes_if_lost: list[str] = field(default_factory=list)
     edit: dict[str, Any] | None = None
     source_digests: tuple[Digests, ...] = ()
     checkpoint: LatentsCheckpoint | None = None
@@ -83,7 +84,7 @@ class Request(Generic[OneJob]):
     def as_lost(self, error: Exception) -> "Lost[OneJob]":
         """Return the request as one that failed with `error`."""
         if self.checkpoint is not None and self.checkpoint.holds_last:
-            self.warnings_if_lost.append(LATENTS_ARE_KEPT)
+            self.notes_if_lost.append(LATENTS_ARE_KEPT)
         return Lost(**self.begun(), error=error)
 
 

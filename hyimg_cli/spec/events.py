@@ -171,10 +171,10 @@ class Outcome:
     `cot_from`: the job that wrote the text, if it was another one. `written`: how the text came
     about, for a job that ends with its text. `edit`: what a redraw did to the source that it was
     put back on, and its files; `finishing_key`: everything that must be equal for that to be valid.
-    `sigmas`: of a schedule that is not the checkpoint's own. `warnings`: what was degraded;
-    `notes`: how its inputs were read, which degrades nothing. `candidate_of` to `draft_of`: as in
-    `spec.job.Lineage`. `source_sha256`: of each source's bytes. `model_sha256`: fingerprint of the
-    checkpoint.
+    `sigmas`: of a schedule that is not the checkpoint's own. `warnings`: what somebody should look
+    at; `notes`: how its inputs were read and how it was made, which degrades nothing.
+    `candidate_of` to `draft_of`: as in `spec.job.Lineage`. `source_sha256`: of each source's bytes.
+    `model_sha256`: fingerprint of the checkpoint.
     """
 
     custom_id: str

@@ -52,7 +52,7 @@ def test_a_stopped_run_resumes(
     long, last = resumed.json_lines
     # Its steps were done when the run stopped, and its latents saved.
     assert (long["custom_id"], long["denoise_steps"]) == ("long", 0)
-    assert "all 6 steps were denoised before; decoded from saved latents" in long["warnings"]
+    assert "all 6 steps were denoised before; decoded from saved latents" in long["notes"]
     assert (last["summary"]["done"], last["summary"]["skipped"]) == (1, 1)
     pictures = sorted(path.name for path in (tmp_path / "out" / "outputs").iterdir())
     assert pictures == ["long.png", "short.png"]

@@ -248,7 +248,7 @@ def test_what_is_only_looked_for_is_not_there(tmp_path: Path, kind: str) -> None
     kept = LatentsCheckpoint(put(tmp_path / "latents" / "film.safetensors", kind), "key", every=2)
     with within(LIMIT_S):
         assert kept.found() is None
-    assert kept.notes == [
+    assert kept.warnings == [
         f"the saved latents cannot be read: this is {NAMES[kind]}, not a regular file",
     ]
 

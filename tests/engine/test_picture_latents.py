@@ -102,7 +102,7 @@ def test_pictures_continue_behind_any_step(
     assert begun
     for name in begun:
         assert lines[name]["denoise_steps"] in (total - stop, total - stop + 1)
-        assert any("from saved latents" in said for said in lines[name]["warnings"])
+        assert any("from saved latents" in said for said in lines[name]["notes"])
     assert not (out / "latents").exists() or not [*(out / "latents").iterdir()]
 
 

@@ -150,7 +150,7 @@ class Bagel(DecoderModel):
         words = prompter.vocabulary
         read_again = text.ids is not None and words.encode(words.decode(text.ids))
         is_other = text.ids is not None and read_again != words.inner(text.ids)
-        return Canvas(bucket, tuple(written), warnings=(_RETOKENISED,) if is_other else ())
+        return Canvas(bucket, tuple(written), notes=(_RETOKENISED,) if is_other else ())
 
     def denoise_plan(self, job: ImageJob, canvas: Canvas, branches: int) -> DenoisePlan:
         """Return the plan of denoising: N noise levels, of which the last is an end point."""

@@ -111,7 +111,11 @@ def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[str, in
 
 def notes_of(folder: Path) -> dict[str, list[str]]:
     lines = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
-    return {one["custom_id"]: one.get("notes", []) for one in lines}
+    # A job that was killed also notes where it went on.
+    return {
+        one["custom_id"]: [text for text in one.get("notes", []) if "saved latents" not in text]
+        for one in lines
+    }
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
