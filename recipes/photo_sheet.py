@@ -31,7 +31,7 @@ def main(sheet: Path) -> None:
     source = np.array(Image.open(RECIPES / "photo" / "coffee.jpg").convert("RGB"))
     size = bucket(source.shape[:2], 0.4e6)
     reference = fitted(source, size)
-    drawn = redrawn(fitted(_recoloured(source), size), np.random.default_rng(3))
+    drawn = redrawn(fitted(recoloured(source), size), np.random.default_rng(3))
     place = Placement.stretched(source.shape[:2], size)
     edit = edit_of(drawn, reference, place)
     result = put_back(source, drawn, reference, edit)
@@ -54,7 +54,7 @@ def main(sheet: Path) -> None:
     _lay_out(rows).save(sheet, quality=88)
 
 
-def _recoloured(source: Pixels) -> Pixels:
+def recoloured(source: Pixels) -> Pixels:
     """Return the photo with green coffee in the cup."""
     hsv = np.array(Image.fromarray(source).convert("HSV"))
     y, x = np.mgrid[: source.shape[0], : source.shape[1]]

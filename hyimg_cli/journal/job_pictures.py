@@ -125,6 +125,7 @@ def finish(
     edit["outside_equal"] = None if is_whole else True
     box = Image.fromarray(matte).getbbox()
     edit |= {"outside_differing_pixels": differing, "box": None if box is None else list(box)}
+    edit["outside_pixels"] = int((matte == 0).sum())
     _save_beside(folder, job, edit, "mask", formats.encode(matte, compress_level=3))
     return _save_result(folder, job, pixels, data)
 

@@ -17,6 +17,7 @@ from hyimg_cli.spec.units import time_text
 Entry = Mapping[str, Any]
 Record = dict[str, Any]
 
+_BOX = re.compile(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)")
 _NO_TIME = ("queue", "total")
 # Shown elsewhere in a record, or too long for a list of settings.
 _NO_SETTING = ("custom_id", "prompt", "images", "seed", "cot_text", "cot_token_ids", "model")
@@ -79,6 +80,8 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
         "mask": pictures.output(mask) if edit.get("mask") else None,
         "redraw": {"name": drawn.rpartition("/")[2], "link": link} if link else None,
+        "crop": _crop(asked, edit),
+        "proof": ", ".join(_proof(edit)),
         "texts": list(_texts(result)),
         "facts": list(_facts(asked, result)),
         "settings": list(_settings(asked)),
@@ -89,6 +92,32 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         },
     }
     return {name: value for name, value in found.items() if value not in (None, "", [], {})}
+
+
+def _crop(asked: Entry, edit: Entry) -> Record | None:
+    """Return where an edit was drawn that saw a part of its source, and where it was allowed.
+
+    Boxes are LEFT, TOP, RIGHT, BOTTOM in the source's pixels. The `source` counts from 0.
+    """
+    if not (crop := edit.get("crop")):
+        return None
+    box = _BOX.fullmatch(str(asked.get("region") or ""))
+    # Of a mask, the page has the edit alone.
+    inner = ("region", [*map(int, box.groups())]) if box else ("edit", edit.get("box"))
+    frames = [("crop", crop["box"]), *([inner] if inner[1] else [])]
+    return {"frames": frames, "source": int(asked.get("kept_source") or 1) - 1}
+
+
+def _proof(edit: Entry) -> Iterator[str]:
+    """Yield how finely an edit that kept its source was drawn, and what was measured of it."""
+    if edit.get("kind") in (None, "none", "global") or not edit.get("scale"):
+        return
+    yield f"drawn at {1 / edit['scale']:.2f} drawn pixels per pixel"
+    if (count := edit.get("outside_differing_pixels")) is not None:
+        of = f" of {edit['outside_pixels']:,}" if "outside_pixels" in edit else ""
+        yield f"{count:,}{of} pixels outside differ"
+    if seam := edit.get("seam"):
+        yield f"seam {max(seam['cast'], seam['step'] / 2):.1f} levels"
 
 
 def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:

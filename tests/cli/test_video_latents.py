@@ -164,7 +164,7 @@ def test_a_film_that_cannot_be_encoded_is_told_to_be_denoised(
     failed = generate("out")
     (line, _) = failed.json_lines
     assert (failed.code, line["error"]["code"]) == (1, "job.internal")
-    assert "the next attempt only decodes" in line["warnings"][0]
+    assert "the next attempt only decodes" in line["notes"][0]
     decoded_only(generate("out", "--retry-failed").json_lines[0], undisturbed)
 
 

@@ -24,9 +24,21 @@ def run(folder: Path) -> Path:
     out = folder / "out"
     picture(folder / "in.png", 1)
     _pictures(out, "bus", LONG, "text")
-    jobs = [asked("bus"), asked(LONG, prompt=LONG), asked("text", images=[]), asked("lost")]
+    picture(out / "outputs/bus.redraw.png", 7)
+    part = {"kind": "local", "scale": 0.75, "crop": {"box": [8, 6, 56, 42], "drawn": [64, 48]}}
+    part |= {"plain": "outputs/bus.redraw.png", "outside_differing_pixels": 0}
+    part |= {"outside_pixels": 2792, "seam": {"cast": 0.3, "step": 3.2}}
+    jobs = [
+        asked("bus", region="20,16,40,30"),
+        asked(LONG, prompt=LONG),
+        asked("text", images=[]),
+        asked("lost"),
+    ]
     edit = {"kind": "none", "gates": ["max_spill 0.1: …"]}
-    lines = [done("bus", notes=["turned"]), done(LONG, warnings=["the text was cut off"])]
+    lines = [
+        done("bus", notes=["turned"], edit=part),
+        done(LONG, warnings=["the text was cut off"]),
+    ]
     lines += [done("text", edit=edit, warnings=["gate: max_spill 0.1: …"]), failed("lost")]
     RunPage(write_run(out, lines, jobs)).refresh()
     return out / "report.html"

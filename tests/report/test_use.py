@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from report import every_page
 from report.browser import Tab, needs_browser
 from report.folders import asked, done, failed, picture, synthetic, write_run
 from report.test_run_page import HOSTILE, film
@@ -249,6 +250,26 @@ def test_a_run_that_kept_no_source_is_not_green_and_shows_which(tab: Tab, tmp_pa
     RunPage(write_run(tmp_path / "out", [done("a", notes=["turned"])], jobs[:1])).refresh()
     opened(tab, tmp_path / "out")
     assert tab.value("document.querySelector('#summary').className") == "tone-good"
+
+
+def test_an_edit_of_a_part_shows_where_it_was_drawn_and_that_part_pixel_by_pixel(
+    tab: Tab, tmp_path: Path
+) -> None:
+    opened(tab, every_page.run(tmp_path).parent)
+    tab.click(".job[data-id=bus]")
+    tab.wait(IS_OPEN)
+    said = "drawn at 1.33 drawn pixels per pixel, 0 of 2,792 pixels outside differ, seam 1.6 levels"
+    assert text(tab, ".proof") == said
+    wide = tab.value("document.querySelector('.stage').clientWidth")
+    for name, left, width in (("crop", 8, 48), ("region", 20, 20)):
+        found = tab.value(f"[...'xy'].map((a) => document.querySelector('.box.{name}')"
+                          f"[a === 'x' ? 'offsetLeft' : 'offsetWidth'])")  # fmt: skip
+        assert found == pytest.approx([left / 64 * wide, width / 64 * wide], abs=2)
+    parts = "[...document.querySelectorAll('.part')].map((p) => [p.clientWidth, p.clientHeight])"
+    assert tab.value(parts) == [[48, 36]] * 3
+    places = "[...document.querySelectorAll('.part img')].map((i) => [i.offsetLeft, i.clientWidth])"
+    assert tab.value(places) == [[-8, 64], [0, 48], [-8, 64]]
+    assert tab.value("seenErrors") == []
 
 
 @pytest.mark.parametrize("level", [0, 255])

@@ -391,8 +391,8 @@ const hyimgReport = (() => {
     const mask = job.mask?.link && url(job.mask.link) ? [make("button", { type: "button", id: "masking", "aria-pressed": String(masked), onclick: unmask }, "mask")] : [];
     const controls = make("div", { className: "chips" }, mode, ...mask, ...choices);
     if (sideBySide || picture.gone || result.gone)
-      return [controls, make("div", { className: "pair" }, figure(picture, `before: ${picture.name}`, job), overlaid(figure(result, "after", job), job))];
-    return [controls, slider(picture, result, job)];
+      return [controls, make("div", { className: "pair" }, overlaid(figure(picture, `before: ${picture.name}`, job), frames(job)), overlaid(figure(result, "after", job), [...matte(job), ...frames(job)])), ...proof(job)];
+    return [controls, slider(picture, result, job), ...proof(job)];
   }
   const redraw = () => show.replaceChildren(...stage(viewer.job));
   const toggle = () => { sideBySide = !sideBySide; redraw(); by("mode")?.focus(); };
@@ -405,8 +405,8 @@ const hyimgReport = (() => {
     if (!job) img?.addEventListener("load", () => shape(node, img.naturalWidth, img.naturalHeight));
     return shaped(node, job);
   }
-  function overlaid(node, job) {
-    const shown = node.querySelector("img"), layers = matte(job);
+  function overlaid(node, layers) {
+    const shown = node.querySelector("img");
     if (!shown || !layers.length) return node;
     const both = make("span", { className: "masked" });
     shown.replaceWith(both);
@@ -417,6 +417,42 @@ const hyimgReport = (() => {
   function matte(job) {
     if (!masked || !job.mask?.link) return [];
     return ["mask: transparent where the picture was edited", ""].map((alt) => Object.assign(image(job.mask, job.mask.link, alt, false), { className: "mask" }));
+  }
+  // On a photograph of which a part was drawn: that part, and where the edit was allowed.
+  function frames(job) {
+    const { width, height } = all(job, "outputs")[0];
+    return (job.crop?.frames ?? []).map(([name, [left, top, right, bottom]]) => {
+      const node = make("i", { className: `box ${name}` }, make("b", {}, name));
+      const places = { left: left / width, top: top / height, width: (right - left) / width, height: (bottom - top) / height };
+      for (const [side, part] of Object.entries(places)) node.style[side] = `${100 * part}%`;
+      return node;
+    });
+  }
+  // What was measured; and of a photograph of which a part was drawn, that part: before, as it was
+  // drawn, and after, each pixel of the source a pixel. They scroll together.
+  function proof(job) {
+    const words = job.proof ? [make("p", { className: "proof" }, job.proof)] : [];
+    if (!job.crop || uris) return words;
+    const [[, [left, top, right, bottom]], [, inner] = []] = job.crop.frames;
+    const size = [right - left, bottom - top], result = all(job, "outputs")[0], whole = [result.width, result.height];
+    const panes = [
+      ["before", all(job, "sources")[job.crop.source], whole, [left, top]],
+      ["redraw", job.redraw, size, [0, 0]],
+      ["after", result, whole, [left, top]],
+    ].filter(([, picture]) => picture).map(([name, picture, of, from]) => {
+      const shown = image(picture, picture.link, `${name}, at 100 %`, false);
+      Object.assign(shown.style, { width: `${of[0]}px`, height: `${of[1]}px`, left: `${-from[0]}px`, top: `${-from[1]}px` });
+      const part = make("div", { className: "part" }, shown);
+      Object.assign(part.style, { width: `${size[0]}px`, height: `${size[1]}px` });
+      return make("figure", {}, make("div", { className: "pane", tabIndex: 0, role: "group", "aria-label": `${name}, at 100 %: scroll with the arrow keys` }, part),
+        make("figcaption", {}, `${name}, at 100 %`));
+    });
+    const each = panes.map((one) => one.firstChild);
+    for (const one of each)
+      one.addEventListener("scroll", () => each.forEach((other) => { other.scrollTop = one.scrollTop; other.scrollLeft = one.scrollLeft; }));
+    // The middle of the region comes first.
+    if (inner) requestAnimationFrame(() => each.forEach((one) => one.scrollTo((inner[0] + inner[2]) / 2 - left - one.clientWidth / 2, (inner[1] + inner[3]) / 2 - top - one.clientHeight / 2)));
+    return [...words, make("div", { className: "parts" }, ...panes)];
   }
   // As large as the window lets it be, in the shape of the result.
   function shaped(node, job) {
@@ -440,7 +476,7 @@ const hyimgReport = (() => {
     const node = make("div", { className: "stage" },
       Object.assign(image(result, result.link, `after: ${job.prompt ?? ""}`, false), { id: "under" }),
       Object.assign(image(picture, picture.link, `before: ${picture.name}`, false), { id: "over" }),
-      ...matte(job),
+      ...matte(job), ...frames(job),
       input, make("i", { className: "handle" }));
     node.querySelector("#over").classList.add("over");
     input.addEventListener("input", () => { at = Number(input.value); slide(); });
@@ -517,10 +553,10 @@ const hyimgReport = (() => {
       if (event.key === "Escape" && event.target === query) look(filter, (query.value = ""));
       return;
     }
-    const onSlider = event.target.id === "slider";
+    const onSlider = event.target.id === "slider", onPane = event.target.matches?.(".pane");
     const deeds = viewer.open
       ? {
-        ...(onSlider || event.target.tagName === "VIDEO" ? {} : {
+        ...(onSlider || onPane || event.target.tagName === "VIDEO" ? {} : {
           ArrowLeft: () => turn(-1), ArrowRight: () => turn(1),
           ArrowUp: () => by("slider") && (at = Math.min(100, at + 5), slide(), true),
           ArrowDown: () => by("slider") && (at = Math.max(0, at - 5), slide(), true),
