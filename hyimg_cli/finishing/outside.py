@@ -28,6 +28,8 @@ from hyimg_cli.finishing.registration import Motion, registered
 from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, cie76, rim_of, structure_of
 
 _RIM = 3.0
+# Source pixels per drawn pixel, from which an edit looks soft.
+_SOFT = 2.0
 # A different registration without the edit is trusted.
 _MOVED_AGAIN = 0.1
 # The minimum correlation of the rest of a picture that did not move.
@@ -43,17 +45,19 @@ class Edit:
     """What a redraw did to its source.
 
     `mask` [Y, X]: the edited pixels at the drawn size, limited by the given region. `found`: the
-    same without that limit. `reasons`: why the whole picture counts as edited, which a region may
-    limit to a `local` edit. `still`: the placement of the reference; `placement`: that of the
-    redraw, with its motion. `seen`: the motion as found, even if it was too large to be undone and
-    `motion` is none. `spill`: the part of `found` outside the region. `outside`: mean and 99th
-    percentile of the redraw's distance from the source outside the mask.
+    same without that limit. `allowed`: that region, None without one. `reasons`: why the whole
+    picture counts as edited, which a region may limit to a `local` edit. `still`: the placement of
+    the reference; `placement`: that of the redraw, with its motion. `seen`: the motion as found,
+    even if it was too large to be undone and `motion` is none. `spill`: the part of `found` outside
+    the region. `outside`: mean and 99th percentile of the redraw's distance from the source outside
+    the mask.
     """
 
     kind: Kind
     reasons: tuple[str, ...]
     mask: Mask
     found: Mask
+    allowed: Mask | None
     still: Placement
     placement: Placement
     drift: Drift
@@ -65,6 +69,12 @@ class Edit:
     reference: Plane
     drawn: Plane
     light: Plane
+
+    @property
+    def area(self) -> float:
+        """Return the edited part of the source; the redraw may show only a part of it."""
+        shown = 1.0 if self.kind == "global" else 1 - self.still.unseen
+        return float(self.mask.mean()) * shown
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -81,6 +91,12 @@ class Edit:
             found.append(
                 "the picture has too little detail to tell whether it was shifted or zoomed"
             )
+        scale = self.placement.pixels_per_drawn
+        if self.allowed is not None and self.still.unseen and scale > _SOFT:
+            found.append(
+                f"the region is drawn at {scale:.1f} pixels of the source per drawn pixel, so it "
+                "is softer than the source"
+            )
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +112,7 @@ class Edit:
             "kind": self.kind,
             "reasons": list(self.reasons),
             "doubts": list(self.doubts),
-            "area": round(float(self.mask.mean()), 5),
+            "area": round(self.area, 5),
             "regions": self.measures.regions,
             "redraw": {"mean_de": round(self.outside[0], 2), "p99_de": round(self.outside[1], 2)},
             "drift": round(self.measures.drift, 2),
@@ -161,6 +177,7 @@ def edit_of(
         reasons,
         mask,
         edited,
+        own,
         placement,
         placement.moved(motion.zoom, motion.shift),
         drift,

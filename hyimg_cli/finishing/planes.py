@@ -143,14 +143,14 @@ def distance_to(mask: Mask) -> Plane:
 
 def within(mask: Mask, radius: float) -> Mask:
     """Return the pixels at most this far from the mask."""
-    place, near = _around(mask, radius), np.zeros_like(mask)
+    place, near = around(mask, radius), np.zeros_like(mask)
     near[place] = distance_to(mask[place]) <= radius
     return near
 
 
 def deeper(mask: Mask, depth: float) -> Mask:
     """Return the pixels of the mask that are farther than this from everything outside it."""
-    place, deep = _around(mask, depth), np.zeros_like(mask)
+    place, deep = around(mask, depth), np.zeros_like(mask)
     deep[place] = distance_to(~mask[place]) > depth
     return deep
 
@@ -162,7 +162,7 @@ def closed(mask: Mask, by: float) -> Mask:
     return np.asarray((deeper(within(wide, by), by) | wide)[reach:-reach, reach:-reach])
 
 
-def _around(mask: Mask, margin: float) -> tuple[slice, slice]:
+def around(mask: Mask, margin: float) -> tuple[slice, slice]:
     """Return the rows and columns that a mask covers, widened by a margin."""
     rows, columns = (np.flatnonzero(mask.any(axis=axis)) for axis in (1, 0))
     if not rows.size:

@@ -77,6 +77,7 @@ def finish(
     # Imported here: it imports scipy, which would add 0.3 s to the start of every run.
     from hyimg_cli.finishing.outside import edit_of
     from hyimg_cli.finishing.placement import Placement
+    from hyimg_cli.finishing.seam import seam_of
 
     outside, path = job.outside, Path(job.kept_image)
     assert outside is not None, "the job keeps the source outside the edit"
@@ -98,6 +99,9 @@ def finish(
         edit["crop"] = _crop_facts(job.crop, drawn, region_bounds(outside, Size(*size)))
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= found.to_json()
+    if (seam := seam_of(found)) is not None:
+        edit["seam"] = seam.to_json()
+        edit["doubts"] += seam.doubts
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the redraw is saved; use on_global keep to accept it, or a region to limit it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"
@@ -216,9 +220,21 @@ def list_breaches(edit: Mapping[str, Any], outside: KeepOutside) -> list[str]:
         "max_outside_change": ("the mean change (CIE76) outside", edit["change"]["mean_de"]),
         "max_edited_area": ("the edited fraction of the picture", edit["area"]),
         "max_spill": ("the fraction of the edit outside the region", edit["spill"]),
+        "max_seam": ("the difference at the seam", seam_level(edit)),
     }
     return [
         f"{name} {limit:g}: {what} is {value:.4g}"
         for name, (what, value) in values.items()
         if (limit := getattr(outside, name)) is not None and value is not None and value > limit
     ]
+
+
+def seam_level(edit: Mapping[str, Any]) -> float | None:
+    """Return by how many levels an edit's surroundings are off: all, or twice as much in places.
+
+    None if nothing around it was measured.
+    """
+    seam = edit.get("seam") or {}
+    step, found = seam.get("step"), [seam.get("cast"), edit.get("halo")]
+    levels = [level for level in (*found, step and step / 2) if level is not None]
+    return max(levels, default=None)

@@ -24,7 +24,7 @@ from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.compilers import triton_lacks
 from hyimg_cli.spec.job import LINEAGE, ImageJob, Job, VideoJob
-from hyimg_cli.spec.options import FINISHING
+from hyimg_cli.spec.options import FINISHING, KeepOutside
 
 UNREADABLE = "unreadable"
 NOT_FOUND = "source image not found"
@@ -37,6 +37,9 @@ _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELD
 _SOURCE_FORMAT = 5
 # Increase it if the same redraw would be put back in another way.
 _FINISHING_FORMAT = 4
+# The fields of `KeepOutside` that this format has.
+_IN_FORMAT = {"region", "region_mode", "on_global"}
+_IN_FORMAT |= {"max_outside_change", "max_edited_area", "max_spill"}
 
 
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
@@ -89,7 +92,13 @@ def finishing_key(job: Job, output: OutputConfig) -> str:
     outside = job.outside if isinstance(job, ImageJob) else None
     if outside is None:
         return ""
-    facts = {name: getattr(outside, name) for name in FINISHING}
+    # Fields that are newer than the format count only if they are set.
+    defaults = KeepOutside()
+    facts = {
+        name: value
+        for name in FINISHING
+        if (value := getattr(outside, name)) != getattr(defaults, name) or name in _IN_FORMAT
+    }
     facts |= {"metadata": output.metadata, "keep_gps": output.keep_gps and output.metadata}
     return digest.of_json(facts | mask_print(job) | {"format": _FINISHING_FORMAT})
 

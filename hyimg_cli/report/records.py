@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.journal.job_pictures import seam_level
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import VIDEO_TASKS
 from hyimg_cli.spec.units import time_text
@@ -116,8 +117,8 @@ def _proof(edit: Entry) -> Iterator[str]:
     if (count := edit.get("outside_differing_pixels")) is not None:
         of = f" of {edit['outside_pixels']:,}" if "outside_pixels" in edit else ""
         yield f"{count:,}{of} pixels outside differ"
-    if seam := edit.get("seam"):
-        yield f"seam {max(seam['cast'], seam['step'] / 2):.1f} levels"
+    if (level := seam_level(edit)) is not None:
+        yield f"seam {level:.1f} levels"
 
 
 def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:

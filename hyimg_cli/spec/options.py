@@ -229,6 +229,9 @@ class KeepOutside:
     )
     max_edited_area: Part | None = _gate("Gate: maximum fraction of the picture that is edited.")
     max_spill: Part | None = _gate("Gate: maximum fraction of the edit outside the region.")
+    max_seam: Scale | None = outside_option(
+        None, "Gate: maximum difference in colour at the edit's seam, in levels (CIE76)."
+    )
 
     @property
     def box(self) -> Box | None:

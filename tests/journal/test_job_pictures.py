@@ -218,14 +218,20 @@ def test_an_edit_of_the_whole_is_kept_or_fails(tmp_path: Path) -> None:
 
 def test_gates_say_what_they_judge(tmp_path: Path) -> None:
     gates = KeepOutside(
-        region="0,0,70,101", max_spill=0.1, max_edited_area=0.001, max_outside_change=50
+        region="0,0,70,101", max_spill=0.1, max_edited_area=0.001, max_outside_change=50, max_seam=0
     )
-    _, edit = put_back(tmp_path / "out", saved(tmp_path, "RGB"), outside=gates)
+    _, edit = put_back(tmp_path / "out", saved(tmp_path, "RGB"), outside=gates, drift=1.02)
     assert [text.split(":")[0] for text in edit["gates"]] == [
         "max_edited_area 0.001",
         "max_spill 0.1",
+        "max_seam 0",
     ]
     assert edit["spill"] > 0.3
+    seam = edit["seam"]
+    assert edit["gates"][-1].endswith(f"is {max(seam['cast'], seam['step'] / 2):.4g}")
+    goes_on = f"the edit goes on beyond the region ({seam['cut']:.0%} of its border)"
+    assert goes_on in edit["doubts"]
+    assert f"not sure: {goes_on}" in edit_warnings(edit)
 
 
 def test_a_gate_judges_what_the_result_changed_and_not_the_drift_that_was_undone(

@@ -1,0 +1,160 @@
+"""Measure the seam of edits: false alarms on clean edits, and planted faults that are found.
+
+Simulated edits of packaged photographs (`tests/simulated_edits.py`), each in a region: the edit's
+own box, or one that is 5 % or 20 % wider. Then planted on each one: a cast of 2, 3 and 5 levels
+that finishing did not undo, the same as a wave over the picture, and a region that cuts off a third
+of the edit.
+
+    python benchmarks/seam.py --cases 120 --out benchmarks/results/seam-2core-cpu.json
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measured import keep
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from simulated_edits import LOCAL, Case, cases
+
+from hyimg_cli.finishing.outside import Edit, edit_of
+from hyimg_cli.finishing.placement import Placement
+from hyimg_cli.finishing.planes import Plane, opponent
+from hyimg_cli.finishing.seam import Seam, seam_of
+
+WIDER, CASTS = (0.0, 0.05, 0.2), (2.0, 3.0, 5.0)
+LIMITS = {"cast": 1.5, "step": 3.0}
+# Of several patches, a third of their box may hold none.
+LEAST_LOST = 0.1
+Box = tuple[int, int, int, int]
+
+
+def main() -> None:
+    """Measure, print the summary, and write everything as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=41)
+    parser.add_argument("--area", type=float, default=0.4e6, help="pixels that a model draws")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    started, rows = time.process_time(), []
+    for number, one in enumerate(cases(given.cases, given.seed, LOCAL, given.area)):
+        rows += _measured(one, WIDER[number // len(LOCAL) % 3], np.random.default_rng(number))
+    result = {
+        "what": "seams of simulated edits in a region, clean and with planted faults",
+        "clean": {name: _spread(rows, name) for name in ("cast", "step", "own", "cut", "cut_step")},
+        "above": {name: _above(rows, name, limit) for name, limit in LIMITS.items()},
+        "cut off": _cuts(rows),
+        "processor_s": round(time.process_time() - started, 1),
+        "cases": rows,
+    }
+    keep(given, result)
+    print(json.dumps({name: of for name, of in result.items() if name != "cases"}, indent=1))
+
+
+def _measured(one: Case, wider: float, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """Yield the seam of a case, and with each planted fault."""
+    box = _box_of(one.mask, wider)
+    edit = _edit(one, box)
+    facts = {"name": one.name, "wider": wider, "kind": edit.kind, "reasons": [*edit.reasons]}
+    yield facts | {"planted": "nothing"} | _numbers(seam_of(edit))
+    if edit.kind != "local" or edit.reasons:
+        return
+    for levels in CASTS:
+        colour = rng.normal(size=(3, 1, 1)).astype(np.float32)
+        colour *= levels / np.linalg.norm(opponent(colour))
+        for how, where in (("cast", np.float32(1)), ("wave", _wave(edit.mask.shape, rng))):
+            faulty = replace(edit, drawn=edit.drawn + colour * where)
+            yield facts | {"planted": f"{how} {levels:g}"} | _numbers(seam_of(faulty))
+    smaller = _cut_off(box, rng)
+    faulty, inside = _edit(one, smaller), one.mask[smaller[1] : smaller[3], smaller[0] : smaller[2]]
+    facts |= {"planted": "cut", "reasons": [*faulty.reasons]}
+    lost = 1 - float(inside.sum()) / float(one.mask.sum())
+    yield facts | {"lost": round(lost, 3)} | _numbers(seam_of(faulty))
+
+
+def _edit(one: Case, box: Box) -> Edit:
+    given = np.zeros(one.source.shape[:2], np.uint8)
+    given[box[1] : box[3], box[0] : box[2]] = 255
+    place = Placement.stretched(one.source.shape[:2], one.drawn.shape[:2])
+    return edit_of(one.drawn, one.reference, place, given=given)
+
+
+def _numbers(seam: Seam | None) -> dict[str, Any]:
+    return {} if seam is None else seam.to_json() | {"doubt": bool(seam.doubts)}
+
+
+def _wave(shape: tuple[int, int], rng: np.random.Generator) -> Plane:
+    """Return a half cosine over the picture in a direction, from -1 to 1."""
+    y, x = (np.linspace(0, 1, side, dtype=np.float32) for side in shape)
+    angle = rng.uniform(0, 2 * np.pi)
+    along = np.cos(angle) * x + np.sin(angle) * y[:, None]
+    return np.cos(np.pi * (along - along.min()) / np.ptp(along)).astype(np.float32)
+
+
+def _box_of(mask: np.ndarray, wider: float) -> Box:
+    """Return the box of an edit, wider by a part of its sides."""
+    left, top, right, bottom = Image.fromarray(mask).getbbox() or (0, 0, 1, 1)
+    x, y = (round(wider * side / 2) for side in (right - left, bottom - top))
+    height, width = mask.shape
+    return max(0, left - x), max(0, top - y), min(width, right + x), min(height, bottom + y)
+
+
+def _cut_off(box: Box, rng: np.random.Generator) -> Box:
+    """Return the box without a third, on one side."""
+    sides, at = [*box], int(rng.integers(4))
+    third = round((box[2 + at % 2] - box[at % 2]) / 3)
+    sides[at] += third if at < 2 else -third
+    return sides[0], sides[1], sides[2], sides[3]
+
+
+def _of(rows: list[dict[str, Any]], planted: str) -> list[dict[str, Any]]:
+    """Return the rows with a planted fault, of edits that finishing found to be local."""
+    return [
+        row for row in rows if row["planted"] == planted and "cut" in row and not row["reasons"]
+    ]
+
+
+def _spread(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    values = [row[name] for row in _of(rows, "nothing") if row[name] is not None]
+    points = {"median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+    found = {word: round(float(np.quantile(values, at)), 3) for word, at in points.items()}
+    return {"n": len(values)} | found
+
+
+def _above(rows: list[dict[str, Any]], name: str, limit: float) -> dict[str, Any]:
+    """Return the share of edits above a limit, clean and with each fault."""
+    found: dict[str, Any] = {"limit": limit}
+    for planted in dict.fromkeys(row["planted"] for row in rows):
+        values = [row[name] for row in _of(rows, planted) if row[name] is not None]
+        if values and planted != "cut":
+            found[planted] = round(float(np.mean([value > limit for value in values])), 3)
+    return found
+
+
+def _cuts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the share of edits with the doubt, by region."""
+    groups = {f"clean, {wider:.0%} wider": wider for wider in WIDER}
+    shares: dict[str, Any] = {
+        name: _share([row for row in _of(rows, "nothing") if row["wider"] == wider])
+        for name, wider in groups.items()
+    }
+    cut = [row for row in _of(rows, "cut") if row["lost"] >= LEAST_LOST]
+    return shares | {"a third cut off": _share(cut)}
+
+
+def _share(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    doubts = sum(row["doubt"] for row in rows)
+    return {"n": len(rows), "doubts": doubts, "share": round(doubts / max(1, len(rows)), 3)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Measure the seam of an edit: how its redraw differs from the source around it, and is cut off."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import ndimage
+
+from hyimg_cli.finishing.outside import Edit
+from hyimg_cli.finishing.planes import (
+    Mask,
+    Plane,
+    around,
+    blurred,
+    distance_to,
+    length,
+    opponent,
+    resized,
+    scale_of,
+    within,
+)
+
+# The surroundings are this far from the edit, per megapixel, and are measured in square cells with
+# this side, of which at least this part is surroundings.
+_RING, _CELL, _LEAST_PART, _LEAST_SIDE = (3.0, 16.0), 24.0, 0.08, 6
+_SMOOTH = 1.5
+# An edit goes on beyond a region if it reaches this far out, per megapixel: a found edit is up to
+# six pixels wider than what was drawn. It is cut off if it does so along more than this part of the
+# region's border, and differs there by more than this.
+_BEYOND, _CUT, _CUT_STEP = 8.0, 0.02, 6.0
+
+
+@dataclass(frozen=True)
+class Seam:
+    """The seam of an edit, in opponent levels, about those of CIE 1976.
+
+    Of the redraw around the edit, without motion and drift: `cast`, the difference from the source
+    that its cells share; `step`, the difference of a cell, of which nine in ten have less. `own`:
+    the source's own variation in such a cell. All are None if nothing is around the edit. `cut`:
+    the part of the region's border where the edit goes on beyond it; `cut_step`: the difference
+    there.
+    """
+
+    cast: float | None
+    step: float | None
+    own: float | None
+    cut: float
+    cut_step: float
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Return why the result should be looked at."""
+        is_cut = self.cut > _CUT and self.cut_step > _CUT_STEP
+        share = f"{self.cut:.0%} of its border"
+        return (f"the edit goes on beyond the region ({share})",) if is_cut else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `seam` of a result line's `edit`."""
+        cast, step, own = (
+            None if value is None else round(value, 2) for value in (self.cast, self.step, self.own)
+        )
+        cut = {"cut": round(self.cut, 4), "cut_step": round(self.cut_step, 2)}
+        return {"cast": cast, "step": step, "own": own} | cut
+
+
+def seam_of(edit: Edit) -> Seam | None:
+    """Return the seam of an edit that keeps its source; None of any other."""
+    if edit.kind in ("none", "global"):
+        return None
+    is_whole = bool(edit.found.all())
+    # If everything differs, a region alone ends the edit, and all around it is its surroundings.
+    found = edit.mask if is_whole else edit.found
+    cells = _cells(edit, found)
+    cast = step = own = None
+    if cells is not None:
+        differences, variations = cells
+        cast = float(np.linalg.norm(np.median(differences, axis=1)))
+        step = float(np.quantile(np.linalg.norm(differences, axis=0), 0.9))
+        own = float(np.median(variations))
+    if is_whole or edit.allowed is None:
+        return Seam(cast, step, own, 0.0, 0.0)
+    return Seam(cast, step, own, *_cut(edit, edit.allowed))
+
+
+def _cells(edit: Edit, found: Mask) -> tuple[Plane, Plane] | None:
+    """Return the mean difference [3, N] of each cell around the edit, and its variation [N]."""
+    scale = scale_of(edit.mask.shape)
+    near, far = (reach * scale for reach in _RING)
+    # What is blended in. A light ends softly, outside its mask.
+    blended = edit.mask | (resized(edit.light[3], edit.mask.shape) > 0)
+    place = around(blended, far)
+    away = distance_to(blended[place])
+    is_drawn = edit.motion.inside(edit.mask.shape, near)[place]
+    ring = (away > near) & (away <= far) & is_drawn & ~within(found, near)[place]
+    reference, drawn = edit.reference[:, *place], edit.drawn[:, *place]
+    side = max(_LEAST_SIDE, round(_CELL * scale))
+    y, x = np.nonzero(ring)
+    _, cell, count = np.unique(
+        y // side * ring.shape[1] + x // side, return_inverse=True, return_counts=True
+    )
+
+    def means(colours: Plane) -> Plane:
+        return np.stack([np.bincount(cell, one[ring], len(count)) / count for one in colours])
+
+    smooth = opponent(blurred(reference, _SMOOTH * scale))
+    variance = (means(np.square(smooth)) - np.square(means(smooth))).clip(0).sum(axis=0)
+    is_full = count >= _LEAST_PART * side * side
+    if not is_full.any():
+        return None
+    return means(opponent(drawn - reference))[:, is_full], np.sqrt(variance[is_full])
+
+
+def _cut(edit: Edit, allowed: Mask) -> tuple[float, float]:
+    """Return the part of the region's border that the edit crosses, and its difference there.
+
+    The picture's own border ends no edit.
+    """
+    border = allowed & ~ndimage.binary_erosion(allowed, np.ones((3, 3)), border_value=1)
+    reach = _BEYOND * scale_of(allowed.shape)
+    beyond = edit.found & ~within(allowed, reach)
+    crossed = border & edit.found & within(beyond, reach + 2)
+    if not crossed.any():
+        return 0.0, 0.0
+    apart = length(opponent(blurred(edit.drawn - edit.reference, 1.0)))[crossed]
+    return float(crossed.sum() / border.sum()), float(np.quantile(apart, 0.75))
