@@ -171,7 +171,7 @@ def _studio(model: HunyuanImage3, load: Workload) -> ImageStages:
         model=model,
         reuse=ReuseConfig(),
         prefixes=Prefixes(KVTree(0), "benchmark"),
-        read_source=lambda path: (source(path, load.scale.size), 0.0),
+        read_source=lambda view: (source(view.path, load.scale.size), 0.0),
         encode=lambda image: (encoded_by(model, image), 0.0),
     )
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import read_image
+from hyimg_cli.media.images import read_view
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.clock import PhaseClock
@@ -130,7 +130,7 @@ def studio_of(
         model=model,
         reuse=reuse,
         prefixes=Prefixes(KVTree(0) if tree is None else tree, "test"),
-        read_source=lambda path: (read_image(Path(path)), 0.0),
+        read_source=lambda view: (read_view(view), 0.0),
         encode=lambda image, scope="": (encoded_by(model, image), 0.0),
     )
 

@@ -138,7 +138,7 @@ class Bench:
             model=self.model,
             reuse=ReuseConfig(),
             prefixes=Prefixes(KVTree(0), "counted"),
-            read_source=lambda path: (source(path, SIZE), 0.0),
+            read_source=lambda view: (source(view.path, SIZE), 0.0),
             encode=lambda shown: (self.model.encoded(shown.digest, self.load), 0.0),
         )
         run = ContinuousBatch(
