@@ -264,7 +264,7 @@ def _reframe(source: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 LOCAL = ("recolour", "paste", "fill", "text", "relight", "patches")
-GLOBAL = ("style", "night", "sepia", "background", "reframe")
+GLOBAL = ("style", "night", "sepia", "reframe")
 EDITS: dict[str, Callable[[Pixels, np.random.Generator], Pixels]] = {
     "recolour": _recolour,
     "paste": _paste,

@@ -29,12 +29,14 @@ class Drift:
     """Map from drawn levels to those of the source: `levels + mixing @ terms + bias + field`.
 
     `mixing` [3, 6] acts on the three channels and on the curves of each; `field` [3, y, x] is a
-    small picture of the whole.
+    small picture of the whole. `keeps_clipped`: white and black channels stay so, because a drift
+    that was fitted to a part of the picture says nothing about a white that is new.
     """
 
     mixing: np.ndarray
     bias: np.ndarray
     field: Plane
+    keeps_clipped: bool = False
 
     def undone(self, levels: Plane, reference: Plane | None = None) -> Plane:
         """Return levels [3, Y, X] of the whole picture without the drift.
@@ -56,6 +58,8 @@ class Drift:
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
         found = levels + np.tensordot(self.mixing, _terms(levels), axes=1)
         found += self.bias[:, None, None] + field
+        if self.keeps_clipped:
+            reference = levels
         if reference is None:
             return np.asarray(found, np.float32)
         found = np.where(levels >= _BRIGHTEST, np.maximum(found, reference), found)
@@ -66,7 +70,8 @@ class Drift:
 
 def unmoved(drift: Drift) -> Drift:
     """Return the identity drift."""
-    return Drift(*(np.zeros_like(part) for part in (drift.mixing, drift.bias, drift.field)))
+    mixing, bias, field = (np.zeros_like(one) for one in (drift.mixing, drift.bias, drift.field))
+    return Drift(mixing, bias, field)
 
 
 def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) -> Drift:

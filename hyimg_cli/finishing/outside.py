@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import ndimage
 
+from hyimg_cli.finishing.background import stays_of
 from hyimg_cli.finishing.colour import Drift, drift_of, unmoved
 from hyimg_cli.finishing.composite import Bytes, OwnNumbers, composite, layers
 from hyimg_cli.finishing.placement import Placement, mapped_back
@@ -24,8 +25,16 @@ from hyimg_cli.finishing.planes import (
     step_of,
 )
 from hyimg_cli.finishing.region import BlurredView, EditMask, region, views
-from hyimg_cli.finishing.registration import Motion, registered
-from hyimg_cli.finishing.verdict import Kind, Measures, chroma_of, cie76, rim_of, structure_of
+from hyimg_cli.finishing.registration import Motion, lightness, registered
+from hyimg_cli.finishing.verdict import (
+    Kind,
+    Measures,
+    chroma_of,
+    cie76,
+    is_most,
+    rim_of,
+    structure_of,
+)
 
 _RIM = 3.0
 # Source pixels per drawn pixel, from which an edit looks soft.
@@ -38,6 +47,8 @@ _STILL_ALIKE = 0.9
 _MOST_AREA = 0.7
 # Pixels around a user's region that may still be blended, if the region is a limit: none.
 _LIMIT, _INSTEAD = "limit", "instead"
+_KEPT: Kind = "local"
+_REPLACED: Kind = "background"
 
 
 @dataclass(frozen=True)
@@ -148,30 +159,29 @@ def edit_of(
     `given` [H, W] at the source's size is above 127 where the user allows an edit. By `mode`, it
     limits the edit that is found, or replaces it.
     """
-    shape = drawn.shape[:2]
     r, m = planes(reference), planes(drawn)
     own = None if given is None else _fitted(given, placement)
-    motion, too_far, rough = _motion_of(r, m)
-    moved, valid = _moved_back(m, motion)
-    drift = drift_of(r, moved, None if rough.mean() > _MOST_AREA else rough, scale_of(shape))
-    moved = drift.undone(moved, r)
-    found = region(moved, r, views(r), valid)
-    measures = _measures(r, m, moved, drift, found, too_far is not None)
-    reasons, light, spill = measures.reasons, found.light, None
-    mask = edited = np.ones_like(found.mask) if reasons else found.mask
+    is_limited = given is not None and (mode == _INSTEAD or int(given.min()) <= 127)
+    read, kind, spill = _by_all(r, m, seen := views(r)), _KEPT, None
+    if read.reasons:
+        kept = ~own if own is not None and is_limited else None
+        if (stays := _by_part(r, m, seen, kept)) is not None:
+            read, kind = stays, _REPLACED
+    reasons, drift, moved, light = read.reasons, read.drift, read.moved, read.light
+    mask = edited = np.ones_like(read.mask) if reasons else read.mask
     if own is not None:
         spill = float((edited & ~own).sum() / edited.sum()) if edited.any() else 0.0
         mask = own if mode == _INSTEAD else edited & own
-    is_limited = given is not None and (mode == _INSTEAD or int(given.min()) <= 127)
+        kind = kind if is_most(mask) else _KEPT
     if is_limited and reasons:
         # The drift of a completely different picture is none.
-        drift, moved, light = unmoved(drift), motion.applied(m), np.zeros_like(light)
+        drift, moved, light = unmoved(drift), read.motion.applied(m), np.zeros_like(light)
         # With `instead` the user decides, so no reasons are given.
         reasons = reasons if mode == _LIMIT else ()
-    kind: Kind = "local" if mask.any() else "none"
+    kind = kind if mask.any() else "none"
     difference = _distance(r, m, mask)
     if reasons and not is_limited:
-        kind, difference = "global", _distance(r, m, found.mask)
+        kind, difference = "global", _distance(r, m, read.mask)
     return Edit(
         kind,
         reasons,
@@ -179,11 +189,11 @@ def edit_of(
         edited,
         own,
         placement,
-        placement.moved(motion.zoom, motion.shift),
+        placement.moved(read.motion.zoom, read.motion.shift),
         drift,
-        motion,
-        too_far or motion,
-        measures,
+        read.motion,
+        read.seen,
+        read.measures,
         difference,
         spill,
         r,
@@ -222,13 +232,72 @@ def put_back(
     return Result(*composite(source, drawn, reference, *place, what, given, own))
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """A redraw compared with its reference: `moved` is without the motion and the drift.
+
+    `seen`: the motion as found, even if it was too large to be undone. `reasons`: why the whole
+    picture counts as edited.
+    """
+
+    motion: Motion
+    seen: Motion
+    drift: Drift
+    moved: Plane
+    mask: Mask
+    light: Plane
+    measures: Measures
+    reasons: tuple[str, ...]
+
+
+def _by_all(r: Plane, m: Plane, seen: list[BlurredView]) -> _Reading:
+    """Compare a redraw with its reference if most of the picture is the same."""
+    motion, too_far, rough = _motion_of(r, m)
+    moved, valid = _moved_back(m, motion)
+    drift = drift_of(r, moved, None if rough.mean() > _MOST_AREA else rough, scale_of(valid.shape))
+    moved = drift.undone(moved, r)
+    found = region(moved, r, seen, valid)
+    measures = _measures(r, m, moved, drift, found, too_far is not None)
+    motions = motion, too_far or motion
+    return _Reading(*motions, drift, moved, found.mask, found.light, measures, measures.reasons)
+
+
+def _by_part(r: Plane, m: Plane, seen: list[BlurredView], kept: Mask | None) -> _Reading | None:
+    """Compare them by the part that stays: everything else is the edit. None if no part stays.
+
+    `kept`: the part that the user keeps.
+    """
+    stays = stays_of(r, m, seen, kept)
+    if stays is None or (kept is None and not is_most(~stays.part)):
+        return None
+    mask, small = ~stays.part, reduced(m, 2)
+    taken = length(opponent(stays.drift.undone(small) - small))
+    edited = _wider(mask)
+    measures = Measures(
+        drift=float(taken[reduced(numbers(stays.part), 2) > 0].mean()),
+        noise=stays.found.noise,
+        area=float(mask.mean()),
+        rim=rim_of(mask),
+        regions=int(ndimage.label(mask, np.ones((3, 3)))[1]),
+        structure=structure_of(r, stays.moved, edited),
+        chroma=chroma_of(r, m, edited),
+        moved=False,
+    )
+    lost = 0.0 if kept is None else float(mask[kept].mean())
+    if replace(measures, area=lost, rim=0.0, regions=0).reasons:
+        return None
+    motions, light = (stays.motion, stays.motion), stays.found.light
+    drift = replace(stays.drift, keeps_clipped=True)
+    return _Reading(*motions, drift, stays.moved, mask, light, measures, ())
+
+
 def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
     """Return the motion to undo, the found one if it is too large, and a rough mask.
 
     Repeated without the mask, because the edit itself may be what moved.
     """
     shape = m.shape[1], m.shape[2]
-    small, both = reduced(r, step_of(shape)), (_lightness(r), _lightness(m))
+    small, both = reduced(r, step_of(shape)), (lightness(r), lightness(m))
     seen = views(small)
     motion, too_far = registered(*both), None
     if motion.is_too_far(shape):
@@ -292,11 +361,6 @@ def _measures(
         chroma=chroma_of(r, m, edited),
         moved=moved_away,
     )
-
-
-def _lightness(levels: Plane) -> Plane:
-    """Return the lightness in levels, from all three channels."""
-    return np.asarray(opponent(levels)[0] / 0.392, np.float32)
 
 
 def _wider(mask: Mask) -> Mask:

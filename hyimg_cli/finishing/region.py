@@ -98,21 +98,28 @@ def views(reference: Plane) -> list[BlurredView]:
     return found
 
 
-def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask) -> EditMask:
+def region(
+    drawn: Plane,
+    reference: Plane,
+    seen: list[BlurredView],
+    valid: Mask,
+    stays: Mask | None = None,
+) -> EditMask:
     """Find the edit in drawn levels without drift and motion.
 
-    `seen`: the reference's views; `valid`: pixels that were drawn.
+    `seen`: the reference's views; `valid`: pixels that were drawn; `stays`: a part that is known to
+    be the source's. If it is given, the noise is that of this part, and light is not looked for.
     """
     shape = valid.shape
     scale = scale_of(shape)
     colours = opponent(drawn)
     strong, weak, fine, direct = (np.zeros(shape, bool) for _ in range(4))
     sizes, floors = [], []
-    usual = np.zeros(shape)
+    usual, quiet = np.zeros(shape), valid if stays is None else valid & stays
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
         size = length(beyond_of(smooth, *view.near)) * valid
-        floor = max(_LEAST_NOISE, _usual(size[valid]))
+        floor = max(_LEAST_NOISE, _usual(size[quiet]))
         level = np.sqrt(floor**2 + np.square(_SHIFT * view.slope))
         over = (size > _WEAK_Z * level) & (size > _WEAK[number])
         if spill := _SPILL[number] * scale:
@@ -132,7 +139,9 @@ def region(drawn: Plane, reference: Plane, seen: list[BlurredView], valid: Mask)
     mask = kept & fine
     # A removed object is as large as its trace, which is within a pixel's range of the source.
     mask |= within(mask, max(1.5, _GROWN * scale)) & direct
-    lit, light = _lights(kept, drawn, reference, usual, valid, scale)
+    lit, light = np.zeros_like(kept), np.zeros((4, 1, 1), np.float32)
+    if stays is None:
+        lit, light = _lights(kept, drawn, reference, usual, valid, scale)
     # A light may contain many regions in the same style, which should count as one.
     regions = max(int(ndimage.label(one, np.ones((3, 3)))[1]) for one in (kept, kept | lit))
     mask |= lit

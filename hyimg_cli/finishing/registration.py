@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from PIL import Image
 
-from hyimg_cli.finishing.planes import Mask, Plane, blurred, numbers, reduced
+from hyimg_cli.finishing.planes import Mask, Plane, blurred, numbers, opponent, reduced
 
 _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826
 _LEVELS, _LEAST_SIDE, _STEPS, _STILL = (8, 4, 2, 1), 24, 12, 0.005
@@ -82,6 +82,11 @@ class Motion:
             size, Image.Transform.AFFINE, how, Image.Resampling.BICUBIC
         )
         return np.asarray(moved)
+
+
+def lightness(levels: Plane) -> Plane:
+    """Return the lightness in levels, from all three channels [3, Y, X]."""
+    return np.asarray(opponent(levels)[0] / 0.392, np.float32)
 
 
 def registered(shown: Plane, drawn: Plane, without: Mask | None = None) -> Motion:

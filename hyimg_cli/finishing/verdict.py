@@ -132,6 +132,11 @@ def rim_of(mask: Mask) -> float:
     return float(rim.mean())
 
 
+def is_most(mask: Mask) -> bool:
+    """Return True if an edit is most of the picture or of its border, as a background is."""
+    return float(mask.mean()) > _MOST_AREA or rim_of(mask) > _MOST_RIM
+
+
 def _on_white(levels: np.ndarray) -> np.ndarray:
     """Return levels [N, 3] on white; without alpha, as they are."""
     alpha = levels[:, 3:] / 255

@@ -36,7 +36,7 @@ _NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELD
 # Increase it if the same image, weights and packages would give other rows, or notes on them.
 _SOURCE_FORMAT = 5
 # Increase it if the same redraw would be put back in another way.
-_FINISHING_FORMAT = 4
+_FINISHING_FORMAT = 5
 # The fields of `KeepOutside` that this format has.
 _IN_FORMAT = {"region", "region_mode", "on_global"}
 _IN_FORMAT |= {"max_outside_change", "max_edited_area", "max_spill"}

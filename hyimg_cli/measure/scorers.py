@@ -11,7 +11,7 @@ from hyimg_cli.spec.options import KeepOutside
 
 SCORERS = {
     "outside": {
-        "version": "2",
+        "version": "3",
         "needs": ["source", "result"],
         "range": [0, 400],
         "higher_is_better": False,

@@ -176,6 +176,14 @@ def test_structure_of_which_most_is_another_is_an_edit_of_the_whole(
     assert bool(measures.reasons) == is_whole
 
 
+def test_a_new_background_leaves_the_rest() -> None:
+    one, (edit, result) = made("background"), told("background")
+    assert (edit.kind, edit.reasons) == ("background", ())
+    assert overlap(edit, one.mask) > 0.9
+    outside = result.matte == 0
+    assert np.array_equal(result.pixels[outside], one.source[outside])
+
+
 def test_a_redraw_without_an_edit_gives_the_source() -> None:
     one = made("none")
     edit, result = told("none")

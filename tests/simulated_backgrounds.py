@@ -1,0 +1,209 @@
+"""Photographs whose background was replaced, and photographs that were restyled as a whole, redrawn
+as a model would: for `background.py` of the benchmarks and for the tests. The subject is known.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+from scipy import ndimage
+from simulated_edits import PHOTOGRAPHS, Levels, Pixels, fitted, photograph
+
+OUTLINES = ("ellipse", "polygon", "noise", "two")
+BACKDROPS = ("white", "gradient", "photograph")
+RESTYLES = ("sepia", "night", "gain", "paint", "edges", "hue", "other", "faded", "tinted")
+# Subjects with detail; ihc and retina have little besides.
+_SUBJECTS = tuple(
+    name for name in PHOTOGRAPHS if name not in ("hubble_deep_field.jpg", "retina.jpg")
+)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A source, its redraw and what it is compared with, at the drawn size.
+
+    `subject` [Y, X] at the source's size: 1 where the source stays, falling to 0 at its border;
+    zero everywhere for a restyle. `truth`: the edited source.
+    """
+
+    name: str
+    source: Pixels
+    drawn: Pixels
+    reference: Pixels
+    subject: Levels
+    truth: Pixels
+
+
+def background(
+    rng: np.random.Generator,
+    outline: str,
+    backdrop: str,
+    share: float,
+    side: int = 704,
+    drawn: int = 512,
+    soft: float | None = None,
+) -> Replaced:
+    """Return a photograph of this side whose subject is `share` of it, before a new backdrop."""
+    name = str(rng.choice(_SUBJECTS))
+    source = _cut(photograph(name), side, rng)
+    blur = float(rng.uniform(1, 6) if soft is None else soft)
+    subject = subject_of((side, side), outline, share, blur, rng)
+    other = BACKDROP[backdrop](source, rng)
+    truth = _bytes(source * subject[..., None] + other * (1 - subject[..., None]))
+    return _redrawn(f"{outline}-{backdrop}-{share:.2f}-{name}", source, truth, subject, drawn, rng)
+
+
+def restyle(rng: np.random.Generator, how: str, side: int = 704, drawn: int = 512) -> Replaced:
+    """Return a photograph that was edited as a whole."""
+    name = str(rng.choice(PHOTOGRAPHS))
+    source = _cut(photograph(name), side, rng)
+    truth = _bytes(RESTYLE[how](source.astype(float), rng))
+    return _redrawn(f"{how}-{name}", source, truth, np.zeros((side, side)), drawn, rng)
+
+
+def subject_of(
+    shape: tuple[int, int], outline: str, share: float, blur: float, rng: np.random.Generator
+) -> Levels:
+    """Return a subject's opacity: one shape, or two, with a border that is `blur` pixels wide."""
+    if outline == "two":
+        halves = [_field(shape, kind, rng) for kind in rng.choice(OUTLINES[:2], 2)]
+        width = shape[1] // 2
+        field = np.concatenate([half[:, : shape[1]][:, ::2][:, :width] for half in halves], axis=1)
+    else:
+        field = _field(shape, outline, rng)
+    edge = field > np.quantile(field, 1 - share)
+    return np.clip(ndimage.gaussian_filter(edge.astype(float), blur / 2.5), 0, 1)
+
+
+def _field(shape: tuple[int, int], outline: str, rng: np.random.Generator) -> Levels:
+    """Return a height that a shape of any area is above a level of."""
+    y, x = (np.mgrid[: shape[0], : shape[1]] + 0.5) / np.array(shape)[:, None, None]
+    y, x = y - rng.uniform(0.42, 0.58), x - rng.uniform(0.42, 0.58)
+    turn = rng.uniform(0, np.pi)
+    ratio = rng.uniform(0.7, 1.0)
+    u, v = np.cos(turn) * x + np.sin(turn) * y, (np.cos(turn) * y - np.sin(turn) * x) / ratio
+    if outline == "polygon":
+        sides = int(rng.integers(4, 8))
+        turns = 2 * np.pi * (np.arange(sides) + rng.uniform(-0.2, 0.2, sides)) / sides
+        far = rng.uniform(0.8, 1.2, sides)
+        planes = [(np.cos(t) * u + np.sin(t) * v) / f for t, f in zip(turns, far, strict=True)]
+        return -np.max(planes, axis=0)
+    field = -np.hypot(u, v)
+    if outline == "noise":
+        rough = ndimage.gaussian_filter(rng.normal(size=shape), min(shape) / 14)
+        field = field + 0.07 * rough / rough.std()
+    return np.asarray(field)
+
+
+def _cut(pixels: Pixels, side: int, rng: np.random.Generator) -> Pixels:
+    """Return a square part of a photograph at this side."""
+    part = int(min(pixels.shape[:2]) * rng.uniform(0.75, 1.0))
+    top, left = (int(rng.integers(0, n - part + 1)) for n in pixels.shape[:2])
+    return fitted(pixels[top : top + part, left : left + part], (side, side))
+
+
+def _bytes(levels: Levels) -> Pixels:
+    return np.clip(np.round(levels), 0, 255).astype(np.uint8)
+
+
+def _redrawn(
+    name: str, source: Pixels, truth: Pixels, subject: Levels, drawn: int, rng: np.random.Generator
+) -> Replaced:
+    """Return a redraw: shift up to 3 pixels, zoom 1 %, cast 3 %, blur, grain, warp."""
+    reference, levels = fitted(source, (drawn, drawn)), fitted(truth, (drawn, drawn)).astype(float)
+    levels = ndimage.gaussian_filter(levels, (0.5, 0.5, 0))
+    warp = ndimage.gaussian_filter(rng.normal(size=(2, drawn, drawn)), (0, 16, 16))
+    warp *= rng.uniform(0, 0.3) / max(1e-9, float(warp.std()))
+    zoom, shift = 1 + rng.uniform(-0.01, 0.01), rng.uniform(-3, 3, 2)
+    y, x = np.mgrid[:drawn, :drawn].astype(float)
+    at = [
+        (y - drawn / 2) * zoom + drawn / 2 + shift[0] + warp[0],
+        (x - drawn / 2) * zoom + drawn / 2 + shift[1] + warp[1],
+    ]
+    levels = np.stack(
+        [ndimage.map_coordinates(levels[..., c], at, order=3, mode="nearest") for c in range(3)], -1
+    )
+    levels = levels * rng.uniform(0.97, 1.03, 3)
+    grain = ndimage.gaussian_filter(rng.normal(size=levels.shape), (0.7, 0.7, 0))
+    levels += grain / grain.std() * rng.uniform(0.5, 2.0)
+    return Replaced(name, source, _bytes(levels), reference, subject, truth)
+
+
+def _white(source: Pixels, rng: np.random.Generator) -> Levels:
+    return np.full(source.shape, 255.0)
+
+
+def _gradient(source: Pixels, rng: np.random.Generator) -> Levels:
+    ends = rng.uniform(0, 255, (2, 3))
+    ramp = np.linspace(0, 1, source.shape[0])[:, None, None]
+    return np.broadcast_to(ends[0] * (1 - ramp) + ends[1] * ramp, source.shape)
+
+
+def _other(source: Pixels, rng: np.random.Generator) -> Levels:
+    # Upside down: the photograph itself would be no other.
+    other = photograph(str(rng.choice(PHOTOGRAPHS)))[::-1]
+    return _cut(other, source.shape[0], rng).astype(float)
+
+
+def _sepia(source: Levels, rng: np.random.Generator) -> Levels:
+    return source.mean(-1, keepdims=True) * np.array([1.1, 0.95, 0.7])
+
+
+def _night(source: Levels, rng: np.random.Generator) -> Levels:
+    return source * np.array([0.3, 0.35, 0.55]) + (0, 0, 12)
+
+
+def _gain(source: Levels, rng: np.random.Generator) -> Levels:
+    return source * rng.choice([0.55, 0.7, 1.4, 1.7])
+
+
+def _paint(source: Levels, rng: np.random.Generator) -> Levels:
+    reach = int(rng.integers(7, 14))
+    soft = ndimage.median_filter(source, (reach, reach, 1))
+    return np.round(soft / 32) * 32 * rng.uniform(0.9, 1.1, 3)
+
+
+def _edges(source: Levels, rng: np.random.Generator) -> Levels:
+    soft = ndimage.gaussian_filter(source.mean(-1), 1.5)
+    edges = np.hypot(*np.gradient(soft)) * 8
+    drawing = 255 - edges if rng.random() < 0.5 else edges
+    return np.repeat(drawing[..., None], 3, axis=2)
+
+
+def _hue(source: Levels, rng: np.random.Generator) -> Levels:
+    hsv = np.array(Image.fromarray(_bytes(source)).convert("HSV"))
+    hsv[..., 0] += np.uint8(rng.integers(40, 216))
+    return np.array(Image.fromarray(hsv, "HSV").convert("RGB")).astype(float)
+
+
+def _whole_other(source: Levels, rng: np.random.Generator) -> Levels:
+    return _other(_bytes(source), rng)
+
+
+def _faded(source: Levels, rng: np.random.Generator) -> Levels:
+    grey = source.mean(-1, keepdims=True)
+    return 128 + 0.6 * (grey + 0.4 * (source - grey) - 128) + 15
+
+
+def _tinted(source: Levels, rng: np.random.Generator) -> Levels:
+    tint = rng.uniform(0.6, 1.25, 3)
+    return source * tint / tint.mean()
+
+
+BACKDROP: dict[str, Callable[[Pixels, np.random.Generator], Levels]] = {
+    "white": _white,
+    "gradient": _gradient,
+    "photograph": _other,
+}
+RESTYLE: dict[str, Callable[[Levels, np.random.Generator], Levels]] = {
+    "sepia": _sepia,
+    "night": _night,
+    "gain": _gain,
+    "paint": _paint,
+    "edges": _edges,
+    "hue": _hue,
+    "other": _whole_other,
+    "faded": _faded,
+    "tinted": _tinted,
+}
