@@ -67,8 +67,8 @@ def case(name: str, kind: str, source: Pixels, rng: np.random.Generator, area: f
     size = bucket(source.shape[:2], area)
     shown, wanted = (fitted(picture, size) for picture in (source, truth))
     softness = float(rng.uniform(0.3, 0.9)), float(rng.uniform(0.8, 2.5)), int(rng.integers(70, 95))
-    reference = _vae(shown, *softness)
-    drawn = redrawn(_vae(wanted, *softness), rng)
+    reference = vae(shown, *softness)
+    drawn = redrawn(vae(wanted, *softness), rng)
     from skimage.color import deltaE_cie76, rgb2lab
 
     mask = deltaE_cie76(rgb2lab(source), rgb2lab(truth)) > 3
@@ -116,7 +116,7 @@ def redrawn(pixels: Pixels, rng: np.random.Generator) -> Pixels:
     return np.clip(np.round(levels), 0, 255).astype(np.uint8)
 
 
-def _vae(pixels: Pixels, luma: float, chroma: float, quality: int) -> Pixels:
+def vae(pixels: Pixels, luma: float, chroma: float, quality: int) -> Pixels:
     """What a round trip loses."""
     ycc = np.array(Image.fromarray(pixels).convert("YCbCr")).astype(float)
     for channel, sigma in enumerate((luma, chroma, chroma)):

@@ -170,8 +170,9 @@ class ModelCard:
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
     an edit in its source's shape has another size than the nearest of the buckets; by the side of a
-    square of the same area, and the source's size. `fits_kept`: a kept source is brought to the
-    size of its edit. `edit_shape`: of an edit without a size: what the model chooses (then it reads
+    square of the same area, and the source's size. `keeps_small`: sources that are smaller than the
+    model's square are not enlarged. `fits_kept`: a kept source is brought to the size of its edit.
+    `edit_shape`: of an edit without a size: what the model chooses (then it reads
     `infer_align_image_size`), its `source`'s, or a `square`.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
@@ -217,6 +218,7 @@ class ModelCard:
     fewest_images: int = 0
     most_images: int = 3
     size_by_source: Callable[[int, Size], Size] | None = None
+    keeps_small: bool = False
     fits_kept: bool = False
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
     reasons: Mapping[str, str] = field(
@@ -302,7 +304,7 @@ class ModelCard:
         of such a size is drawn in it, and is not resized again on the way to the VAE.
         """
         side = self.base_size if pixels is None else round(math.sqrt(pixels))
-        if side != self.base_size:
+        if side > self.base_size or (side < self.base_size and not self.keeps_small):
             return ()
         if self.size_by_source is None:
             sizes = (bucket.size for bucket in self.buckets)

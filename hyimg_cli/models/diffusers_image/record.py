@@ -385,6 +385,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         reference_pixels=None if kind.prefix else _REFERENCE_PIXELS * kind.scales_pictures,
         fewest_images=kind.fewest,
         most_images=kind.most,
+        keeps_small=not kind.scales_pictures,
         fits_kept=kind.fits_kept,
         edit_shape="square" if kind.squares else "source",
         follows=kind.follows,

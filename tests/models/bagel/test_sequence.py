@@ -1,5 +1,6 @@
 """Blocks, contexts and sizes by number."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from hyimg_cli.models.bagel.sequence import (
     source_shape,
 )
 from hyimg_cli.models.common.spans import Grid, QuerySpan
+from hyimg_cli.spec.card import Bucket
 from hyimg_cli.spec.job import Size
 
 from .conftest import CASES, GOLDEN
 
 MARKERS = Markers(398, 399, 400, 401)
 VAE_LIMITS, VIT_LIMITS, PIXELS = SizeLimits(1024, 512, 16), SizeLimits(980, 224, 14), 1_806_336
+DEMO_SIZES = ((1024, 1024), (768, 1024), (1024, 768), (576, 1024), (1024, 576))
 SQUARE = SourcePlace(Size(1024, 1024), Size(1024, 1024), Size(980, 980), Grid(70, 70))
 
 
@@ -111,3 +114,13 @@ def test_a_text_alone_behind_a_shared_prefix_has_the_same_runs() -> None:
     assert layout.spans(0, 5) == (QuerySpan(0, 4, True), QuerySpan(4, 5, True))
     assert layout.spans(4, 5) == (QuerySpan(4, 5, True),)
     assert layout.spans(0, 4) == (QuerySpan(0, 3, True), QuerySpan(3, 4, True))
+
+
+def test_a_crop_is_not_resized_again(prompter: BagelPrompter) -> None:
+    """Neither for the VAE, nor for the picture that is drawn of it."""
+    arch = replace(prompter.arch, vae_limits=VAE_LIMITS, max_pixels=PIXELS)
+    buckets = tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(DEMO_SIZES))
+    card = replace(prompter.card, base_size=1024, buckets=buckets)
+    assert len(card.crop_sizes()) == len(buckets)
+    for size in card.crop_sizes():
+        assert source_shape(size, arch).vae_size == size == card.kept_size(size)
