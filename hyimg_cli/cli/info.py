@@ -1,6 +1,7 @@
 """`hyimg info`: show the records in finished files."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.media.carried import history_of_file
+from hyimg_cli.media.history import History
+from hyimg_cli.media.metadata import CHAIN
 from hyimg_cli.media.recorded import Described, read_described
+from hyimg_cli.spec.job import FORMATS
 
 
 def info(
@@ -41,9 +46,29 @@ def info(
 def _as_json(described: Described) -> dict[str, Any]:
     facts: dict[str, Any] = {"file": shown_place(described.path), "kind": described.kind}
     if described.record is not None:
-        facts["record"] = described.record.model_dump(exclude_unset=True)
+        facts["record"] = described.record.model_dump(exclude_unset=True, exclude={CHAIN})
+    if found := _history(described):
+        history, is_current = found
+        chain = {"origin": asdict(history.origin), "links": history.links, **history.counts()}
+        facts[CHAIN] = chain | {"is_current": is_current}
     said = {"parameters": described.parameters, "digital_source_type": described.source_type}
     return facts | {name: text for name, text in said.items() if text}
+
+
+def _history(described: Described) -> tuple[History, bool] | None:
+    return history_of_file(described.path) if described.kind in FORMATS else None
+
+
+def _chain_lines(history: History, is_current: bool) -> Iterator[str]:
+    """Yield what edits did since the first source; `is_current`: the pixels are still theirs."""
+    counts, total = history.counts(), history.touched.size
+    yield f"  edits since the first source: {history.links}"
+    yield f"  sha256 of the first source: {history.origin.sha256}"
+    yield f"  pixels that an edit touched: {counts['touched_pixels']:,} of {total:,}"
+    equal = f"{counts['untouched_pixels']:,}"
+    if not is_current:
+        equal = "not known: another program has changed the pixels since"
+    yield f"  pixels that are the first source's: {equal}"
 
 
 def _lines(described: Described) -> Iterator[str]:
@@ -62,6 +87,8 @@ def _lines(described: Described) -> Iterator[str]:
             yield f"  text before the picture: {record.cot_text}"
         for number, digest in enumerate(record.source_sha256, 1):
             yield f"  sha256 of source image {number}: {digest}"
+        if found := _history(described):
+            yield from _chain_lines(*found)
         yield f"  sha256 of the model: {record.model_fingerprint}"
         made = {"made with": record.settings, "by": record.packages}
         for title, values in made.items():

@@ -13,8 +13,10 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import EDIT_SUFFIXES, ImageJob
+from hyimg_cli.spec.job import ImageJob
 
+# Files of an edit that its model drew.
+_DRAWN = ("plain", "shown")
 _OUTCOME = TypeAdapter(Outcome)
 
 
@@ -29,7 +31,7 @@ def recomposite(
     for job in jobs:
         entry = results[job.custom_id]
         old = entry["edit"]
-        kept = {name: old[name] for name in EDIT_SUFFIXES if name in old and name != "mask"}
+        kept = {name: old[name] for name in _DRAWN if name in old}
         sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
         edit = kept | {"kind": "unfinished", "sha256": sha256}
         extra = {name: value for name, value in entry.items() if name.startswith("x_")}

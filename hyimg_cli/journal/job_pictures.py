@@ -4,12 +4,14 @@ For an edit that keeps the source outside its region, write the redraw first, th
 
     outputs/NAME.redraw.png      what the model drew        outputs/NAME.png        the result
     outputs/NAME.reference.png   the source's round trip    outputs/NAME.mask.png   its matte
+    outputs/NAME.touched.png     what this edit and those before it touched (`media.history`)
 
 Redraw and reference are kept. So a fault after drawing loses no picture, and a change of region
 or gate needs no model.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats
 from hyimg_cli.media.carried import Carried, read_carried, region_bounds, region_of
+from hyimg_cli.media.history import Origin, history_of_source
 from hyimg_cli.media.images import Pixels, pixel_digest, text_of
 from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
@@ -112,15 +115,21 @@ def finish(
     edit["change"] = {"mean_de": change}
     edit["gates"] = list_breaches(edit, outside)
     is_whole = found.kind == "global"
-    text = None
-    if config.metadata:
-        # The metadata of the redraw, rewritten, if any part of the result was drawn.
+    text, origin = None, Origin(source.digest, pixel_digest(source.own))
+    history = history_of_source(path, source.text, origin, Size(*size))
+    if edit["kind"] != "none":
+        history = history.then(matte > 0, pixel_digest(pixels))
+    edit |= {"origin": asdict(history.origin), "links": history.links}
+    if config.metadata and edit["kind"] == "none":
+        # Nothing was drawn: the result is its source, which may be an edit.
+        text = source.text if history.links else PictureText()
+    elif config.metadata:
+        # The metadata of the redraw, rewritten.
         text = text_of(folder.folder / edit["plain"])
-        if edit["kind"] == "none" or not text.record:
-            text = PictureText()
-        else:
-            sha256 = pixel_digest(pixels)
-            text = rewrite_metadata(text, public_line(job), mask_print(job), Size(*size), sha256)
+        if text.record:
+            line, region, chain = public_line(job), mask_print(job), history.to_record()
+            pixels_sha256 = history.pixel_sha256
+            text = rewrite_metadata(text, line, region, Size(*size), pixels_sha256, chain)
     data = source.encode(pixels, job.encoding, text)
     differing = None if is_whole else source.count_differing(data, matte)
     if differing:
@@ -131,6 +140,9 @@ def finish(
     edit |= {"outside_differing_pixels": differing, "box": None if box is None else list(box)}
     edit["outside_pixels"] = int((matte == 0).sum())
     _save_beside(folder, job, edit, "mask", formats.encode(matte, compress_level=3))
+    has_record = text is not None and bool(text.record)
+    if history.links > 1 or (history.links and not has_record):
+        _save_beside(folder, job, edit, "touched", history.to_png())
     return _save_result(folder, job, pixels, data)
 
 

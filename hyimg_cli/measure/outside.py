@@ -19,7 +19,8 @@ from hyimg_cli.journal.job_pictures import list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
 from hyimg_cli.media.carried import check_region, own_picture, own_upright, region_of
-from hyimg_cli.media.images import Picture, Pixels, on_white
+from hyimg_cli.media.history import History, recorded_history
+from hyimg_cli.media.images import Picture, Pixels, Upright, on_white, pixel_digest, text_of
 from hyimg_cli.media.masks import share_of, share_text
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
@@ -34,6 +35,7 @@ _SAME_RATIO = 0.02
 _BLEND, _GAP = 64.0, 3
 _OUTSIDE = {
     "matte": "where the run's matte is 0",
+    "touched": "where no edit since the first source touched it",
     "region": "everything except the region",
     "found": "everything except the edit that was found and what is connected to it (an estimate)",
     "whole": "nothing: the whole picture was edited, so the change is over all of it",
@@ -44,8 +46,9 @@ Record = dict[str, Any]
 def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     """Return the `edit` of a result line, as far as two files show it.
 
-    `outside_by`: the `matte` that the run of this result recorded, a `region` given in place of
-    the edit, or the edit that was `found` decides what is outside. Pixels are compared as stored,
+    `outside_by`: the `matte` that the run of this result recorded, the pixels that edits `touched`
+    since the source of several edits, a `region` given in place of the edit, or the edit that was
+    `found` decides what is outside. Pixels are compared as stored,
     with alpha, if the sizes are equal and both files have 8 bits a channel; in sRGB, which
     `compared_in` says, if their numbers mean different colours. Raises SourceImageError for a file
     that is not a picture, a region that does not fit the source, or a matte that was changed.
@@ -65,6 +68,13 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         given = region_of(outside, size)
     stands = given is not None and outside.region_mode == "instead"
     recorded = _read_record(result, size) if can_count and not stands else None
+    history, between = _history_since(source, result, before, size)
+    # The run recorded more of a result's own source than its history has.
+    if history and can_count and not stands and (recorded is None or between > 1):
+        touched, kind = history.touched, "global" if history.touched.all() else "local"
+        area = round(float(touched.mean()), 5)
+        record = {"kind": kind, "reasons": [], "area": area, "links": history.links, "spill": None}
+        recorded = record, touched
     if recorded is not None:
         record, edited = recorded
         rows_of, columns = np.arange(size.height), np.arange(size.width)
@@ -91,7 +101,8 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
             counts = given[rows] <= 127 if stands else counts | (given[rows] <= 127)
         differing += int(differs.sum())
         change.add(a, b, differs & counts, int(counts.sum()))
-    record["outside_by"] = "region" if stands else "matte" if recorded is not None else "found"
+    by_record = "touched" if "links" in record else "matte"
+    record["outside_by"] = "region" if stands else by_record if recorded is not None else "found"
     if given is not None:
         record["region_area"] = share_of(given)
     record["change"] = {"mean_de": change.mean_de}
@@ -113,6 +124,8 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     is_whole = record["kind"] == "global"
     rows = [("kind", str(record["kind"])), ("edited area", f"{record['area']:.2%}")]
     rows += [("reason", reason) for reason in record["reasons"]]
+    if "links" in record:
+        rows.append(("edits since the first source", str(record["links"])))
     rows.append(("counted as outside", _OUTSIDE["whole" if is_whole else record["outside_by"]]))
     if "differing_pixels" not in record:
         why = "not compared: the sizes differ, or a file is not 8-bit RGB"
@@ -163,6 +176,22 @@ def _read_record(result: Path, size: Size) -> tuple[Record, Mask] | None:
     matte = np.asarray(own_picture(path)[0])
     is_of_this = matte.shape == (size.height, size.width)
     return (record | {"spill": None}, matte > 0) if is_of_this else None
+
+
+def _history_since(
+    source: Path, result: Path, before: Upright, size: Size
+) -> tuple[History | None, int]:
+    """Return the history of a result, and the number of edits since `source`.
+
+    None if `source` is neither its first source nor an earlier edit of that.
+    """
+    found = recorded_history(result, text_of(result), size)
+    if found is None or found.origin.pixel_sha256 == pixel_digest(before.own):
+        return found, found.links if found else 0
+    own = recorded_history(source, text_of(source), size)
+    if own is None or own.origin != found.origin or own.links > found.links:
+        return None, 0
+    return found, found.links - own.links
 
 
 @lru_cache(maxsize=4)

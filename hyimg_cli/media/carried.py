@@ -6,7 +6,7 @@ refused: 16-bit, CMYK, float, and several frames; so are colours to which no edi
 
 import io
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,18 +17,21 @@ from hyimg_cli.errors import SourceImageError
 from hyimg_cli.media import formats, masks
 from hyimg_cli.media.colour_tags import colours_of
 from hyimg_cli.media.deep import bits_of
+from hyimg_cli.media.history import History, recorded_history
 from hyimg_cli.media.images import (
     Picture,
     Pixels,
     Upright,
     marks_of,
     on_white,
+    pixel_digest,
     read_upright,
     size_of,
+    text_of,
 )
 from hyimg_cli.media.metadata import PictureText
 from hyimg_cli.media.pages import pages_of
-from hyimg_cli.media.source_files import bytes_of_source, open_picture
+from hyimg_cli.media.source_files import bytes_of_source, decoder_faults, open_picture
 from hyimg_cli.media.strips import in_strips, pixels_of, rows_of, strips
 from hyimg_cli.media.tags import Tags, tags_of
 from hyimg_cli.spec import digest
@@ -46,12 +49,13 @@ class Carried:
     """A source picture, upright.
 
     `own` [H, W] grey, [H, W, 3] or [H, W, 4]: the file's numbers, of the colours that `tags` name.
-    `digest`: sha256 of the file.
+    `digest`: sha256 of the file. `text`: its metadata.
     """
 
     own: Pixels
     digest: str
     tags: Tags
+    text: PictureText = field(default_factory=PictureText)
 
     @property
     def pixels(self) -> Pixels:
@@ -134,7 +138,9 @@ def read_carried(path: Path, *, keep_gps: bool = False) -> Carried:
             raise fault
         tags = tags_of(image, keep_gps=keep_gps)
         own = pixels_of(read_upright(path, image).own)
-    return Carried(own, digest.of_bytes(data), tags)
+        with decoder_faults(path, image.fp):
+            text = formats.text_in(image)
+    return Carried(own, digest.of_bytes(data), tags, text)
 
 
 def own_picture(path: Path) -> tuple[Picture, bool]:
@@ -151,6 +157,17 @@ def own_upright(path: Path) -> tuple[Upright, bool]:
     with open_picture(path) as image:
         is_exact = not _beyond_8_bits(image)
         return read_upright(path, image), is_exact
+
+
+def history_of_file(path: Path) -> tuple[History, bool] | None:
+    """Return the recorded history of a picture, and whether its pixels are still those.
+
+    None without one. Raises SourceImageError.
+    """
+    found = recorded_history(path, text_of(path), size_of(str(path)))
+    if found is None:
+        return None
+    return found, pixel_digest(own_picture(path)[0]) == found.pixel_sha256
 
 
 def depth_fault(path: Path) -> SourceImageError | None:

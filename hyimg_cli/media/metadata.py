@@ -18,6 +18,8 @@ from hyimg_cli.spec.job import ImageJob, Size
 FORMAT = 2
 # The PNG text chunks that hold the parameters and the record.
 PARAMETERS, KEYWORD = "parameters", "hyimg"
+# In the record of an edit that keeps its source: its history; see `media.history`.
+CHAIN = "chain"
 # Characters that XML cannot hold, and half surrogate pairs, which no file can hold.
 _ESCAPED = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -100,14 +102,16 @@ def rewrite_metadata(
     region: dict[str, str],
     size: Size,
     pixel_sha256: str,
+    chain: Mapping[str, Any],
 ) -> PictureText:
     """Return the metadata of another picture made from this one, by a job that draws the same.
 
-    `region`: the region in its settings.
+    `region`: the region in its settings. `chain`: the edits since its first source.
     """
     record = json.loads(text.record) | {"job": line}
     settings = {name: word for name, word in record["settings"].items() if name != "region"}
     record |= {"settings": settings | region, "size": str(size), "pixel_sha256": pixel_sha256}
+    record[CHAIN] = chain
     parameters = re.sub(r"(?<=, Size: )[0-9]+x[0-9]+(?=, )", str(size), text.parameters)
     return PictureText(parameters, _json(record), text.source_type)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Hashable
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Any, Literal, get_args
 
 from hyimg_cli.spec import digest
@@ -21,7 +22,12 @@ GUIDANCE_FIELDS = tuple(one.name for one in fields(o.PictureOptions) if "guidanc
 POSES_SUFFIX = ".npy"
 INTRINSICS = f"intrinsics{POSES_SUFFIX}"
 # Extra files that an edit with `keep_outside` writes, by their keys in the line's `edit`.
-EDIT_SUFFIXES = {"mask": ".mask.png", "plain": ".redraw.png", "shown": ".reference.png"}
+EDIT_SUFFIXES = {
+    "mask": ".mask.png",
+    "plain": ".redraw.png",
+    "shown": ".reference.png",
+    "touched": ".touched.png",
+}
 # Named after its id.
 BY_ID = "{custom_id}"
 
@@ -113,6 +119,14 @@ class Lineage:
         return found | ({"draft_of": self.draft_of} if self.draft_of else {})
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The result of another job as a source. `key`: of all that shapes its pixels."""
+
+    custom_id: str
+    key: str
+
+
 ALONE = Lineage()
 LINEAGE = tuple(one.name for one in fields(Lineage))
 
@@ -121,9 +135,10 @@ LINEAGE = tuple(one.name for one in fields(Lineage))
 class _Line(o.JobOptions):
     """The part that pictures and videos have of their line.
 
-    `images` are paths relative to the working folder. `file_name`: a `settings.name_template`.
-    `user_fields` names the manifest fields that the user set for this job; it is an error if no
-    stage uses one.
+    `images` are paths relative to the working folder. `links`: for each of them, the job of the
+    same run that makes the file, or None; empty if no job makes one. `file_name`: a
+    `settings.name_template`. `user_fields` names the manifest fields that the user set for this
+    job; it is an error if no stage uses one.
     """
 
     __slots__ = ()
@@ -138,6 +153,17 @@ class _Line(o.JobOptions):
     source_line: str = ""
     user_fields: frozenset[str] = frozenset()
     lineage: Lineage = ALONE
+    links: tuple[Link | None, ...] = ()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The images that are not results of other jobs of the run."""
+        return tuple(path for path, link in zip_longest(self.images, self.links) if link is None)
+
+    @property
+    def made_from(self) -> tuple[Link, ...]:
+        """The links to the results that are among its images."""
+        return tuple(filter(None, self.links))
 
     def copied(self) -> dict[str, Any]:
         """Return the fields of a result line that are the job's own, however it ends."""
