@@ -58,7 +58,7 @@ def show_plan(ctx: typer.Context) -> int:
         *facts.work_facts(order, costs, think=think),
         Fact("skipped", rest.done, [f"total: {counted(len(order.groups), 'group')}{before}"]),
         Fact("finished_again", [job.custom_id for job in rest.to_finish]),
-        Fact("untried", [job.custom_id for job in ahead.rest.untried]),
+        Fact("untried", [job.custom_id for job, _ in ahead.rest.untried]),
         facts.time_fact(eta) if order.jobs else Fact("time", None, ["time: nothing left to run"]),
         *facts.memory_facts(order, config),
         Fact("too_large", too_large, short),

@@ -17,13 +17,14 @@ from functools import partial
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.chains import link_jobs, refuse_links, without_lost
 from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.engine.sources import SourcesSeen, probe_sources, refuse_hopeless, turned_sizes
-from hyimg_cli.errors import HyimgError, ManifestError
+from hyimg_cli.errors import HyimgError, ManifestError, SourceImageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.drawn_whole import as_drawn
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.journal.resume import Resumption, resume
+from hyimg_cli.journal.resume import LOST, Resumption, resume
 from hyimg_cli.manifest.planner import Shard, make_plan
 from hyimg_cli.memory.available import configured_memory
 from hyimg_cli.memory.fit import Fit, check_fit
@@ -86,10 +87,13 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Rest:
-    """What is left to do in a folder: for a session, the `plan` of jobs whose sources are read."""
+    """What is left to do in a folder: for a session, the `plan` of jobs whose sources are read.
+
+    `untried`: jobs whose sources cannot be read, or will not be drawn, with the reason.
+    """
 
     resumption: Resumption
-    untried: tuple[Job, ...]
+    untried: tuple[tuple[Job, SourceImageError], ...]
     plan: Plan
 
 
@@ -154,6 +158,9 @@ def read_jobs(
     request = replace(request, manifest=replace(request.manifest, lines=()))
     jobs, shard = list[Job](), None
     with refusals.caught():
+        every = link_jobs(every, request.config)
+        if request.selection.shard:
+            refuse_links(every, "its source may be in another shard")
         jobs, shard = request.selection.of(every, request.config.model.revision)
     return Preparation(request, every, invalid, tuple(faults), jobs, shard)
 
@@ -201,8 +208,11 @@ def find_rest(ready: Preparation, folder: RunFolder) -> Rest:
     """
     config, policy = ready.request.config, ready.request.policy
     found = resume(folder, ready.jobs, config, policy)
-    untried = tuple(job for job in found.to_run if ready.sources.error_of(job))
-    to_run = [job for job in found.to_run if not ready.sources.error_of(job)]
+    error_of = ready.sources.error_of
+    errors = {job.custom_id: error for job in found.to_run if (error := error_of(job))}
+    found, errors = without_lost(found, ready.jobs, ready.every, errors, folder, config)
+    untried = tuple((job, errors[job.custom_id]) for job in found.to_run if job.custom_id in errors)
+    to_run = [job for job in found.to_run if job.custom_id not in errors]
     videos = [job for job in to_run if isinstance(job, VideoJob)]
     refuse_full_disk(folder.folder, videos, config)
     plan = make_plan(to_run, runner.cards(config.model.revision))
@@ -272,13 +282,13 @@ def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
         if line.error and earlier.get("message") != line.error.message:
             folder.append(line)
     untried, limit = list[Outcome](), FailureLimit(config.failure)
-    for job in found.untried:
-        error = ready.sources.error_of(job)
-        if error and not limit.is_over:
+    for job, error in found.untried:
+        if not limit.is_over:
             attempt = folder.attempts[job.custom_id] + 1
             untried.append(failed_job(job, config, attempt, error))
             folder.append(untried[-1])
-            limit.add(JobEnded(untried[-1]))
+            if error.code != LOST:  # one fault is not as many as there are jobs after it
+                limit.add(JobEnded(untried[-1]))
     summary = Summary(
         noun=runner.noun_of(found.plan.jobs),
         failed=len(rest.failed_before) + len(untried),

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
+from hyimg_cli.engine.chains import Lost, refuse_links
 from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.preparation import Preparation, Refusals, begin, prepare, read_jobs
 from hyimg_cli.engine.runner import RunRequest, Selection, Summary, replicas_of
@@ -26,8 +27,9 @@ from hyimg_cli.journal.provenance import run_info
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.journal.texts_file import TextsFile
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
-from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.manifest.planner import make_plan, waves_of
 from hyimg_cli.models.registry import TOYS
+from hyimg_cli.pipelines.failures import FailureLimit, failed_job
 from hyimg_cli.report.run_page import LivePage
 from hyimg_cli.settings.config import Setting, settings_of
 from hyimg_cli.settings.run import MachineInfo, RunConfig
@@ -117,6 +119,8 @@ class ManifestRun:
         # Updates the run's page.
         self._update_page: Callable[[Event], object] = _ignore
         self._session: AnySession | None = None
+        # Failed jobs, and those after them.
+        self._lost = Lost()
         # While edits are put back on their sources, a stop waits for the current edit: image
         # readers catch every Exception, and would take the stop for a damaged file.
         self._is_patient = False
@@ -219,6 +223,7 @@ class ManifestRun:
         self._emit = on_event
         request = replace(self.request, config=replace(config, output=output, batch=batch))
         ready = read_jobs(request, Refusals(), find_machine)
+        refuse_links(ready.jobs, "its text can only be written once that is drawn")
         self.request, jobs, invalid = ready.request, ready.jobs, ready.invalid
         config = self.request.config
         with TextsFile(path, jobs) as file:
@@ -256,16 +261,40 @@ class ManifestRun:
         try:
             if self._stop_signal is not None:
                 session.request_stop(self._stop_signal)
-            with closing(session.run(plan, folder)) as events:
-                for event in events:
-                    eta.add(event)
-                    self._summary.add(event)
-                    self._emit(event)
-                    self._update_page(event)
+            limit = FailureLimit(self.request.config.failure)
+            for wave in waves_of(plan):
+                with closing(self._events(session, wave, folder)) as events:
+                    for event in events:
+                        eta.add(event)
+                        self._summary.add(event)
+                        self._show(event)
+                        limit.add(event)
+                if limit.is_over:
+                    limit.raise_fault()
+                    break
         finally:
             with self._failures_as_remarks("the session did not close properly"):
                 session.close()
             self._session = None  # from here on a signal stops at once
+
+    def _events(
+        self, session: AnySession, wave: Plan, folder: JobFolder
+    ) -> Generator[Event, None, None]:
+        """Yield the events of jobs that do not need each other.
+
+        Those that edit results which were not drawn fail first.
+        """
+        lost = set[str]()
+        for job in wave.jobs:
+            if error := self._lost.error_of(job):
+                lost.add(job.custom_id)
+                attempt = folder.attempts[job.custom_id] + 1
+                outcome = failed_job(job, self.request.config, attempt, error)
+                yield JobEnded(folder.append(outcome))
+        rest = wave.without(lost) if lost else wave
+        if rest.groups:
+            with closing(session.run(rest, folder)) as events:
+                yield from events
 
     def _recomposite(self, outcomes: Iterable[Outcome]) -> None:
         """Count and report edits with saved redraws as each is put back on its source."""
@@ -285,9 +314,13 @@ class ManifestRun:
     def _end(self, outcomes: Iterable[Outcome]) -> None:
         """Report jobs that ended without a session."""
         for outcome in outcomes:
-            event = JobEnded(outcome)
-            self._emit(event)
-            self._update_page(event)
+            self._show(JobEnded(outcome))
+
+    def _show(self, event: Event) -> None:
+        if isinstance(event, JobEnded) and not event.is_done:
+            self._lost.add(event.outcome.custom_id)
+        self._emit(event)
+        self._update_page(event)
 
     def _remark(self, texts: Iterable[str], kind: RemarkKind = "note") -> None:
         for text in texts:

@@ -8,10 +8,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from hyimg_cli.engine.chains import refuse_links
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.manifest import planner
+from hyimg_cli.manifest.chains import unbroken
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.output_names import name_files
@@ -195,10 +197,12 @@ def examine(
             is_own = field in job.user_fields or field not in settings
             place = line if is_own else settings[field].origin
             unfit[line] = fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
-    good = [job for job in jobs if job.source_line not in unfit]
+    good, broken = unbroken([job for job in jobs if job.source_line not in unfit])
     # A fault caused by a setting is the same in every line, and is reported once.
     once = {(one.where, one.what): one for one in unfit.values()}
-    return good, in_line_order(manifest, [*manifest.faults, *unresolved, *unnamed, *once.values()])
+    return good, in_line_order(
+        manifest, [*manifest.faults, *unresolved, *unnamed, *once.values(), *broken]
+    )
 
 
 def accept(
@@ -213,6 +217,7 @@ def accept(
     invalid, unrecorded = split_faults(manifest, settings, faults)
     if unrecorded:
         raise ManifestError(unrecorded, where=manifest.title)
+    refuse_links(jobs, "no folder keeps that result here")
     return tuple(jobs), invalid
 
 

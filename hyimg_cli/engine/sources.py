@@ -110,7 +110,8 @@ def probe_sources(
     Pictures in a store are checked only if `fetches`; otherwise only their addresses, and their
     jobs find any other fault later.
     """
-    named = dict.fromkeys(path for job in jobs for path in job.images)
+    # Results of the run itself are read once they are drawn.
+    named = dict.fromkeys(path for job in jobs for path in job.files)
     paths = [path for path in named if fetches or not address_of(path)]
     known = _WholePictures(config or CacheConfig())
     others = (path for path in named if address_of(path) and not fetches)

@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,16 @@ NOT_FOUND = "source image not found"
 CLIPS = "clips"
 _DEVICES = Path("/dev")
 # Fields of a resolved job that never change its file.
-_NOT_IN_KEY = ("custom_id", "metadata", "name", "written", *LINEAGE, *PATH_FIELDS, *FINISHING)
+_NOT_IN_KEY = (
+    "custom_id",
+    "metadata",
+    "name",
+    "written",
+    "links",
+    *LINEAGE,
+    *PATH_FIELDS,
+    *FINISHING,
+)
 # Increase it if the same image, weights and packages would give other rows, or notes on them.
 _SOURCE_FORMAT = 5
 # Increase it if the same redraw would be put back in another way.
@@ -45,11 +54,29 @@ _IN_FORMAT |= {"max_outside_change", "max_edited_area", "max_spill"}
 def key_of(job: Job, source_digests: Sequence[str], config: RunConfig) -> str:
     """Return the job's key, from its source images as they are read, and from its checkpoint.
 
+    Of a source that another job of the run makes, the key of that job counts instead of its file.
     The key includes settings that `settings.table` declares to change pixels, even if only by
     rounding, which may change a text. It does not include the device, the batch size, or whether
     the capture of a graph succeeded, because that does not change the numbers.
     """
+    if job.links:
+        both = zip(source_digests, job.links, strict=False)
+        source_digests = [digest if link is None else link.key for digest, link in both]
     return job_key(job, source_digests, model_print(job, config), pixel_settings(job, config))
+
+
+def result_key(job: Job, config: RunConfig) -> str:
+    """Return the key of the pixels of a job's file: of its drawing, and how it is put back."""
+    facts = {"drawn": key_of(job, [*map(source_digest, job.images)], config)}
+    outside = job.outside if isinstance(job, ImageJob) else None
+    if outside is not None:
+        # Whether a result is accepted does not change its pixels.
+        given = {one.name: getattr(outside, one.name) for one in fields(outside)}
+        unsaid = {one.name: one.default for one in fields(outside)}
+        shaping = [name for name in FINISHING if not name.startswith(("max_", "on_global"))]
+        facts |= {name: given[name] for name in shaping if given[name] != unsaid[name]}
+        facts |= mask_print(job) | {"format": str(_FINISHING_FORMAT)}
+    return digest.of_json(facts)
 
 
 def job_key(
@@ -301,7 +328,7 @@ def count_differences(folder: Path, jobs: Iterable[Job], config: RunConfig) -> C
     ]
     counts = Counter[str]()
     for job in jobs:
-        if any(file_digest(one) == UNREADABLE and not os.path.exists(one) for one in job.images):
+        if any(file_digest(one) == UNREADABLE and not os.path.exists(one) for one in job.files):
             counts[NOT_FOUND] += 1
             continue
         old, new = shaping_fields(lines.get(job.custom_id, {})), shaping_fields(job_to_json(job))

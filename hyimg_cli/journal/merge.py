@@ -121,8 +121,20 @@ def _read(folder: Path, into: Path) -> dict[str, PastJob]:
     """Return a folder's jobs by custom_id; paths in their lines are relative to `into`."""
     jobs = list(past_jobs(folder))
     lines = lines_moved((one.line for one in jobs), folder, into)
-    moved = (replace(one, line=line) for one, line in zip(jobs, lines, strict=True))
+    moved = (
+        replace(one, line=_with_links(line, one.line))
+        for one, line in zip(jobs, lines, strict=True)
+    )
     return {one.custom_id: one for one in moved}
+
+
+def _with_links(line: Entry, former: Entry) -> Entry:
+    """Return a moved line whose links are files of the joined folder, as they were of its own."""
+    images, links = former.get("images", ()), former.get("links")
+    if not isinstance(links, list) or len(links) != len(images):
+        return line
+    both = zip(line["images"], images, links, strict=True)
+    return {**line, "images": [own if name else moved for moved, own, name in both]}
 
 
 def _join_scores(folders: Iterable[Path], into: Path) -> None:

@@ -22,6 +22,8 @@ from hyimg_cli.spec.plan import Begun
 from hyimg_cli.spec.units import counted
 
 Results = Mapping[str, Mapping[str, Any]]
+# The code of a job that failed because it edits a result that was not drawn.
+LOST = "source.link"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,9 @@ def resume(
     """Sort `jobs` by the results in `folder`; weights are read only if there are results.
 
     A job is done if its key is the same and every file exists with its sha256, including a video's
-    PNG files if the run writes them. A job that failed under another key is a new job and runs. If
-    only the finishing key differs, or its file is gone, an existing redraw is enough.
+    PNG files if the run writes them. A job that failed under another key is a new job and runs. So
+    does one that failed only because a result that it edits was missing. If only the finishing key
+    differs, or its file is gone, an existing redraw is enough.
 
     Raises OutputFolderError if a picture would be replaced by one of another key or name, or,
     without resume, if the folder holds results at all; `force` allows both. In any case, raises it
@@ -91,7 +94,12 @@ def resume(
             and (not wanted or folder.holds([matte]) or not folder.holds(redraw))
         ):
             done.append(job.custom_id)
-        elif entry.get("status") == "failed" and is_finished and not policy.retry_failed:
+        elif (
+            entry.get("status") == "failed"
+            and is_finished
+            and not policy.retry_failed
+            and (entry.get("error") or {}).get("code") != LOST
+        ):
             failed_before.append(job.custom_id)
         elif isinstance(job, ImageJob) and wanted and folder.holds(redraw):
             to_finish.append(job)
@@ -128,6 +136,13 @@ def resume(
     }
     begun = find_begun(folder, to_run if policy.resume else (), config)
     return Resumption(to_run, done, failed_before, to_finish, former, results, begun)
+
+
+def is_drawn(folder: RunFolder, job: Job, results: Results, config: RunConfig) -> bool:
+    """Return True if a job's result can be edited: it is this job's, and its file is intact."""
+    entry, (key,) = results.get(job.custom_id, {}), job_keys([job], config).values()
+    is_own = entry.get("status") == "done" and entry.get("key") == key
+    return is_own and is_intact(folder, entry)
 
 
 def is_intact(folder: RunFolder, entry: Mapping[str, Any], *, with_frames: bool = False) -> bool:
@@ -168,7 +183,7 @@ def _refuse_taken_names(
     """
     taken: dict[str, tuple[str, str]] = {}
     outputs, real = os.path.realpath(folder / OUTPUTS), cache(os.path.realpath)
-    for image in dict.fromkeys(image for job in jobs for image in job.images):
+    for image in dict.fromkeys(image for job in jobs for image in job.files):
         path = f"{real(os.path.dirname(image))}/{os.path.basename(image)}"
         if path.startswith(f"{outputs}/") and os.path.exists(path):
             taken[OUTPUTS + path.removeprefix(outputs)] = "output.source", "a source image"

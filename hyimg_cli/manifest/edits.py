@@ -13,6 +13,7 @@ from typing import Any
 
 from hyimg_cli.errors import HyimgError, ManifestError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of
+from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, manifest_of, text_lines
 from hyimg_cli.manifest.resolved import leading_from
@@ -111,8 +112,9 @@ def json_lines(
         for name, path in found.files.items():
             # A path relative to the working folder is kept as given.
             image = str(path) if is_here or path.is_absolute() else leading(path)
+            images = [PATH_FIELDS["images"].as_path(image)]
             for prompt, mark in zip(prompts, marks, strict=True):
-                job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": [image]}
+                job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": images}
                 if names[name] != ids[name]:
                     job["name"] = template_of(f"{names[name]}{mark}")
                 entries.append(job)

@@ -5,7 +5,17 @@ from typing import Annotated
 from annotated_types import Interval
 
 from hyimg_cli.manifest.written import NOTE
-from hyimg_cli.settings.kinds import ANYTHING, CROP, CUSTOM_ID, MATRIX, Side, numbers, plain, text
+from hyimg_cli.settings.kinds import (
+    ANYTHING,
+    CROP,
+    CUSTOM_ID,
+    LINKS,
+    MATRIX,
+    Side,
+    numbers,
+    plain,
+    text,
+)
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Field
@@ -22,6 +32,7 @@ _OWN = (
     Field("task", plain(AnyTask), "Task. Default: it2i with images, t2i without."),
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
     Field("images", SOURCES, "Source images, in order; for i2v the first and last frame.", _IMAGE),
+    Field("links", LINKS, "For each of images, the result of the run that it is, or empty."),
     Field("model", MODEL_NAME, "Checkpoint for this job: folder or hub id."),
     Field("seeds", numbers(Seed, 1, 1000, is_distinct=True), "Make one result per seed."),
     Field(

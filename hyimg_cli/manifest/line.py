@@ -25,6 +25,7 @@ from hyimg_cli.manifest.source_ids import in_id
 from hyimg_cli.manifest.written import digests_of, tag_fault
 from hyimg_cli.settings.kinds import SIZE_PATTERN, as_json, size_request, text
 from hyimg_cli.settings.other_names import field_of, lacking
+from hyimg_cli.settings.paths import LINK
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
@@ -315,6 +316,8 @@ class Line:
             height, width = self.fields.pop("height"), self.fields.pop("width")
             with self._noting_bad_values("width"):
                 self.fields["size"] = size_request(height, width)
+        if "links" in self.fields:
+            self._take_links()
         self._check_task()
         for other in ("n", "seed"):
             if {"seeds", other} <= self.given:
@@ -353,6 +356,16 @@ class Line:
             if not (task in VIDEO_TASKS or "task" in self.given):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
             self.add("foreign-field", foreign[name], name, hint)
+
+    def _take_links(self) -> None:
+        """Let the images that are results of the run name them."""
+        links, images = self.fields.pop("links"), self.fields.get("images", ())
+        self.given.discard("links")
+        if len(links) != len(images) and "images" not in self.refused:
+            self.add("link", f"{len(links)} links for {len(images)} images", "links", "remove it")
+            return
+        both = zip(links, images, strict=False)
+        self.fields["images"] = tuple(f"{LINK}{name}" if name else path for name, path in both)
 
     def _check_text(self) -> None:
         """Check the fields about the text that the AR stage writes or is given."""

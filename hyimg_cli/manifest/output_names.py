@@ -19,6 +19,7 @@ from hyimg_cli.settings.name_template import (
     tells_results_apart,
     template_of,
 )
+from hyimg_cli.settings.paths import linked
 from hyimg_cli.spec.job import BY_ID, EDIT_SUFFIXES, ImageJob, Job
 
 
@@ -59,6 +60,7 @@ def name_files(
             if results[where] > 1 and not tells_results_apart(template):
                 template += f"-{job.custom_id.rpartition('-')[2]}"
             source = job.images[0] if job.images else None
+            source = (linked(source) or source) if source else None
             values: dict[str, str | int] = {
                 "custom_id": job.custom_id,
                 "stem": job.custom_id if source is None else fit(PurePath(source).stem),
@@ -100,7 +102,7 @@ def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
         if earlier < len(sides) <= later:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
             what = f'"{paths[later]}" is reserved for files of "{owner.custom_id}"'
-            hint = "rename it: names there cannot end in .mask, .redraw or .reference"
+            hint = "rename it: names there cannot end in .mask, .redraw, .reference or .touched"
             where = f"{job.source_line}: custom_id"
             yield job.source_line, fault("duplicate-name", what, where, hint)
 

@@ -14,8 +14,9 @@ from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, idle_fields
 from hyimg_cli.manifest.resolved_line import ResolvedLine, count_up
 from hyimg_cli.media.carried import check_region, region_bounds
+from hyimg_cli.settings.paths import linked
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
-from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest
+from hyimg_cli.spec.job import Encoding, ImageJob, Job, Size, SizeRequest
 from hyimg_cli.spec.options import (
     FINISHING,
     PICTURE_OPTIONS,
@@ -137,6 +138,10 @@ class PictureLine(ResolvedLine):
             for name in sorted({"region_mode", "max_spill"} & self.line.given):
                 yield self.unused(name, "there is no region")
         source, asked = self._kept_size(), self._size()
+        name = linked(images[number - 1])
+        if source is None and name in self.made:
+            what = f'the size of "{name}" is not known before the run, and keep_outside needs it'
+            yield self.fault("link", what, "images", f'give "{name}" a size')
         if source is None:  # the file cannot be read, which is reported later
             return
         try:
@@ -258,6 +263,14 @@ class PictureLine(ResolvedLine):
     def _kept_size(self) -> Size | None:
         """Return the kept source's size; None if it cannot be read."""
         return self.source_size(self.values["kept_source"] - 1)
+
+    def size_of(self, job: Job) -> Size | None:
+        assert isinstance(job, ImageJob), "the line asks for pictures"
+        if job.outside is not None:
+            return self._kept_size()
+        bucket = self.card.bucket_of(job.size)
+        is_known = bucket is not None and not (job.infer_align_image_size and job.images)
+        return bucket.size if bucket and is_known else None
 
     def _outside(self) -> KeepOutside:
         """Return how the edit is put back on its source."""

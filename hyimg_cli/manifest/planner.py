@@ -10,9 +10,10 @@ other.
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from graphlib import TopologicalSorter
 from typing import TypeVar
 
 from hyimg_cli.spec.card import ModelCard, VideoCard
@@ -55,11 +56,42 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
     Models, groups, and sets of source images or prompts are ordered by their first job, and so are
     jobs that write the same text within a set. Otherwise the manifest's order holds. So a model is
     loaded once, and each image is encoded and each text written once in a row. In a group, jobs
-    that need no text come first, because they wait for nothing. `card_of` is called once per
+    that need no text come first, because they wait for nothing. All of this holds for the jobs that
+    edit no result of others; those that do follow, in the same order. `card_of` is called once per
     picture model.
     """
-    card = cache(card_of)
-    groups: list[Group | VideoGroup] = []
+    depths, card = depths_of(jobs), cache(card_of)
+    waves = group_by(jobs, lambda job: depths.get(job.custom_id, 0))
+    return Plan(tuple(one for depth in sorted(waves) for one in _groups(waves[depth], card)))
+
+
+def depths_of(jobs: Sequence[Job]) -> dict[str, int]:
+    """Return how many of the jobs must be done one after the other before each one, by custom_id.
+
+    Jobs without links are left out.
+    """
+    linked = {job.custom_id: job for job in jobs if job.links}
+    if not linked:
+        return {}
+    names, depths = {job.custom_id for job in jobs}, dict[str, int]()
+    before = {
+        name: [one.custom_id for one in job.made_from if one.custom_id in names]
+        for name, job in linked.items()
+    }
+    for name in TopologicalSorter(before).static_order():
+        depths[name] = 1 + max((depths[one] for one in before.get(name, ())), default=-1)
+    return depths
+
+
+def waves_of(plan: Plan) -> list[Plan]:
+    """Return the parts of a plan that run one after the other, because of links between jobs."""
+    depths = depths_of(plan.jobs)
+    waves = group_by(plan.groups, lambda group: depths.get(group.jobs[0].custom_id, 0))
+    return [replace(plan, groups=tuple(groups)) for groups in waves.values()]
+
+
+def _groups(jobs: Sequence[Job], card: Callable[[str], ModelCard]) -> Iterator[Group | VideoGroup]:
+    """Yield the groups of jobs that do not need each other."""
     by_model = group_by(jobs, lambda job: (isinstance(job, VideoJob), job.model))
     for (_, model), of_model in by_model.items():
         pictures = [job for job in of_model if isinstance(job, ImageJob)]
@@ -70,15 +102,14 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
             order = side_by_side(
                 by_source, lambda job: (job.writes_text, job.lora, job.images, text_of(job))
             )
-            groups.append(Group(model, size_class, order))
+            yield Group(model, size_class, order)
         # A LoRA is read once for all jobs that use it.
         films = [job for job in of_model if isinstance(job, VideoJob)]
         by_lora = side_by_side(films, lambda job: job.lora)
         alike = group_by(by_lora, lambda job: (job.lora, job.size, job.num_frames))
         for (_, size, frames), films in alike.items():
             by_prompt = side_by_side(films, lambda job: (job.prompt, job.negative_prompt))
-            groups.append(VideoGroup(model, f"{size}, {frames} frames", by_prompt))
-    return Plan(tuple(groups))
+            yield VideoGroup(model, f"{size}, {frames} frames", by_prompt)
 
 
 def side_by_side(ones: Iterable[One], key: Callable[[One], Hashable]) -> tuple[One, ...]:

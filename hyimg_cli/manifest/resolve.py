@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.chains import in_order, names_in
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.ids import IdClaims, child_ids
 from hyimg_cli.manifest.line import fault
@@ -18,7 +19,7 @@ from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import VIDEO_TASKS, Job
+from hyimg_cli.spec.job import VIDEO_TASKS, Job, Size
 
 # Number of values with paths that are cached.
 _PATHS_NEAR = 1024
@@ -91,8 +92,16 @@ def resolve_jobs(
     }
     claims = IdClaims()
     # Without numbers from the caller, each line has the ids with which it was read.
-    makes_ids = settings["n"].value > 1
-    for line in manifest.lines:
+    count = settings["n"].value
+    makes_ids = count > 1
+    lines, broken = in_order(
+        manifest.lines,
+        lambda line: child_ids({"n": count} | line.fields),
+        {*manifest.bad_ids.values()},
+    )
+    faults += broken
+    edited, made = {name for line in lines for name in names_in(line)}, dict[str, Size | None]()
+    for line in lines:
         written = line.fields
         paths = PATH_FIELDS.keys() & written.keys()
         fields = written | {name: resolved_paths(name, written[name]) for name in paths}
@@ -127,12 +136,23 @@ def resolve_jobs(
             child_ids=child_ids(values),
             card=card,
             defaults=defaults_of(*case),
+            made=made,
         )
         found = list(resolved.faults())
         if makes_ids:
             found += claims.claim(resolved.child_ids, line.line_number, line.where)
         faults += found
         if not found:
-            jobs += map(resolved.job, range(len(resolved.child_ids)))
+            for index in range(len(resolved.child_ids)):
+                job: Job = resolved.job(index)
+                jobs.append(job)
+                if job.custom_id in edited:
+                    size = resolved.size_of(job)
+                    # The edit of a source that cannot be read will fail, and those after it.
+                    if size is not None or getattr(job, "outside", None) is None:
+                        made[job.custom_id] = size
+    if edited:
+        places = {line.where: number for number, line in enumerate(manifest.lines)}
+        jobs.sort(key=lambda job: places[job.source_line])
     # A fault that a setting causes is the same in every line, so it is reported once.
     return jobs, list({(one.where, one.what): one for one in faults}.values())

@@ -15,7 +15,7 @@ from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, box_text
 
 # The user's own data can be anything and is kept in the result line only. The file's name is left
 # out too, and the candidate's origin: the picture is the same without them.
-_PRIVATE = ("metadata", "name", *LINEAGE)
+_PRIVATE = ("metadata", "name", "links", *LINEAGE)
 # Number of resolved paths of source images that are cached.
 _PATHS_NEAR = 1024
 # Options that matter only if the text before the picture is written, or given.
@@ -34,6 +34,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
             entry[name] = value
     if job.images:
         entry["images"] = list(job.images)
+    if job.links:
+        entry["links"] = ["" if one is None else one.custom_id for one in job.links]
     if job.step_cache is not None:
         entry["step_cache"] = str(job.step_cache)
     if job.lora:

@@ -15,12 +15,12 @@ from hyimg_cli.manifest.fields import OF_MODELS
 from hyimg_cli.manifest.line import ManifestLine, fault
 from hyimg_cli.media.images import size_of
 from hyimg_cli.settings.config import Setting, as_given
-from hyimg_cli.settings.paths import is_hub_file
+from hyimg_cli.settings.paths import is_hub_file, linked
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import Field
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults, VideoCard, VideoDefaults
 from hyimg_cli.spec.digest import seed_from
-from hyimg_cli.spec.job import ALONE, LINEAGE, Lineage, Size
+from hyimg_cli.spec.job import ALONE, LINEAGE, Job, Lineage, Size
 from hyimg_cli.spec.options import MAX_SEED, Lora
 from hyimg_cli.spec.step_cache import FEWEST_STEPS, StepCache, count_full
 
@@ -47,7 +47,8 @@ class ResolvedLine:
 
     Paths are relative to the working folder. `child_ids`: of the jobs that it asks for. `faults`
     are the line's faults for this model and these settings; `job` makes one of the results, counted
-    from 0. `defaults`: the checkpoint's.
+    from 0. `defaults`: the checkpoint's. `made`: the sizes of results that lines edit, by id; None
+    if the model will choose it.
     """
 
     line: ManifestLine
@@ -58,6 +59,7 @@ class ResolvedLine:
     child_ids: Sequence[str]
     card: ModelCard | VideoCard
     defaults: SamplingDefaults | VideoDefaults
+    made: Mapping[str, Size | None]
     kind: ClassVar[JobKind]
 
     def faults(self) -> Iterator[HyimgError]:
@@ -81,6 +83,10 @@ class ResolvedLine:
                 if why := self.card.reasons.get(field.name):
                     what += f": {why}"
                 yield field.name, self.fault("not-followed", what, field.name, "remove it")
+
+    def size_of(self, job: Job) -> Size | None:
+        """Return the size of one of its results; None if it is not known before the run."""
+        return None
 
     def own(self, index: int) -> dict[str, Any]:
         """Return the fields of a job that do not come from a setting alone."""
@@ -116,7 +122,12 @@ class ResolvedLine:
         return tuple(self.fields.get("images", ()))
 
     def source_size(self, index: int) -> Size | None:
-        """Return a picture's size from its header; None for a file that will fail the job."""
+        """Return a picture's size; None for a result of unknown size, or a file that fails the job.
+
+        A file's is from its header.
+        """
+        if name := linked(self.images[index]):
+            return self.made.get(name)
         try:
             return size_of(self.images[index])
         except SourceImageError:

@@ -21,7 +21,16 @@ Record = dict[str, Any]
 _BOX = re.compile(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)")
 _NO_TIME = ("queue", "total")
 # Shown elsewhere in a record, or too long for a list of settings.
-_NO_SETTING = ("custom_id", "prompt", "images", "seed", "cot_text", "cot_token_ids", "model")
+_NO_SETTING = (
+    "custom_id",
+    "prompt",
+    "images",
+    "links",
+    "seed",
+    "cot_text",
+    "cot_token_ids",
+    "model",
+)
 
 
 class Pictures(ABC):

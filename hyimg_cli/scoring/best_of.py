@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of
+from hyimg_cli.engine.chains import refuse_links
 from hyimg_cli.engine.run import ManifestRun, OnEvent
 from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.errors import UsageError
@@ -182,6 +183,7 @@ def candidates_of(request: RunRequest, jobs: Sequence[Job]) -> list[Job]:
         if not isinstance(job, ImageJob):
             what, hint = "this is a video, but scorers accept only pictures", "remove the videos"
             raise UsageError(what, where=job.source_line, hint=hint, code="usage.videos")
+    refuse_links(jobs, "candidates are chosen after all of them are drawn")
     steps = request.config.candidates.draft_steps
     return [draft_of(job, steps) if steps else job for job in jobs]
 

@@ -181,6 +181,11 @@ def text(noun: str, *, may_be_empty: bool = False) -> Kind:
     return Kind(read, ANY_TEXT if may_be_empty else TEXT)
 
 
+def _links(value: Any) -> tuple[str, ...]:
+    names = value if type(value) is list else [value]
+    return tuple(CUSTOM_ID.read(name) if name != "" else "" for name in names)
+
+
 def _names(value: Any) -> tuple[str, ...]:
     if type(value) not in (list, tuple):
         raise BadValue(f"{shown(value)} is not a list", "give a list of names", "wrong-type")
@@ -320,6 +325,7 @@ NAMES = Kind(
     "name,name",
     split=lambda cell: [name.strip() for name in cell.split(",") if name.strip()],
 )
+LINKS = Kind(_links, {"type": "array", "items": ANY_TEXT}, split=lambda cell: cell.split(";"))
 GATES = replace(NAMES, metavar="scorer=number")
 CUSTOM_ID = pattern_kind(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id")
 DEVICE = pattern_kind(

@@ -11,6 +11,7 @@ from typing import Any
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
 from hyimg_cli.settings.kinds import (
     BOX_PATTERN,
+    CUSTOM_ID,
     NO_STORE,
     SIDES,
     TEXT,
@@ -23,6 +24,8 @@ from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region, box_text
 
+# Before the id of a result that is the source of another job.
+LINK = "@"
 # Each part has one reading only: with two, matching a long list with a fault at its end would take
 # exponential time.
 _ON = r"(?:(high|low)=\s*|(?!high=|low=))"
@@ -145,6 +148,11 @@ def is_hub_file(name: str) -> bool:
     return name.count("/") >= 2 and first not in ("", ".", "..", "~") and not scheme_of(name)
 
 
+def linked(name: str) -> str:
+    """Return the id of the result that an image's name stands for; empty for a path."""
+    return name.removeprefix(LINK) if name.startswith(LINK) else ""
+
+
 def _paths(value: Any) -> tuple[str, ...]:
     paths = value if type(value) is list else [value]
     if len(paths) > MAX_SOURCE_IMAGES:
@@ -155,6 +163,8 @@ def _paths(value: Any) -> tuple[str, ...]:
 
 def _picture(value: Any) -> str:
     path: str = _PICTURE.read(value)
+    if path.startswith(LINK):
+        CUSTOM_ID.read(linked(path))
     # A Path would turn it into the name of another file.
     if scheme_of(path) and "//" in path.partition("://")[2]:
         raise BadValue(f"{shown(path)} has two slashes in its name", "copy it to another name")
@@ -213,6 +223,7 @@ SOURCES = PathKind(
     _paths,
     {"anyOf": [_PICTURE.schema, _PICTURES]},
     split=_names_in_cell,
+    is_path=lambda name: not name.startswith(LINK),
 )
 _LORAS = pattern_kind(
     rf"[\s;]*(?:{_LORA}\s*(?:;[\s;]*|$))*",

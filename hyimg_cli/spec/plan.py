@@ -1,9 +1,9 @@
 """All jobs of a run in the order in which they will be done."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 
@@ -60,6 +60,15 @@ class Plan:
     @property
     def jobs(self) -> tuple[Job, ...]:
         return tuple(job for group in self.groups for job in group.jobs)
+
+    def without(self, names: Collection[str]) -> "Plan":
+        """Return the plan without the jobs of these ids."""
+        found = list[Group | VideoGroup]()
+        for group in self.groups:
+            one: Any = group
+            if jobs := tuple(job for job in group.jobs if job.custom_id not in names):
+                found.append(replace(one, jobs=jobs))
+        return replace(self, groups=tuple(found))
 
     def jobs_of_model(self, model: str) -> tuple[Job, ...]:
         """Return the jobs of one model, in order."""

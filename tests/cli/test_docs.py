@@ -70,6 +70,7 @@ def workplace(
     for picture in ("in/cat.png", "photos/b.jpg", "photos/a/c.png"):
         write_picture(picture)
     edit, prompt = fenced("manifests", "jsonl").splitlines()
+    (tmp_path / "chain.jsonl").write_text(fenced("chains", "jsonl"))
     for name, lines in (("jobs", [edit, prompt]), ("edits", [edit]), ("prompts", [prompt])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     shutil.copytree(REPOSITORY / "recipes" / "quickstart", tmp_path / "recipes" / "quickstart")
