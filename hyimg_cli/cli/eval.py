@@ -15,6 +15,7 @@ from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
 from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.errors import SourceImageError, UsageError
+from hyimg_cli.manifest.mask_folder import MaskFolder, folder_in, with_mask
 from hyimg_cli.measure import distances
 from hyimg_cli.measure.pairs import bench_sides, find_pairs, newest_bench
 from hyimg_cli.quality.backbones import NETS
@@ -127,7 +128,11 @@ def _outside(given: Mapping[str, Any]) -> int:
     if given["max_spill"] is not None and not given["region"]:
         hint = "add --region, or remove --max-spill"
         raise UsageError("--max-spill needs a region", hint=hint)
-    outside = KeepOutside(**{name: settings[name].value for name in _OF_OUTSIDE})
+    values = {name: settings[name].value for name in _OF_OUTSIDE}
+    if folder := folder_in(values["region"]):
+        mask = MaskFolder(folder).needed_for(str(given["a"]))
+        values["region"] = with_mask(values["region"], mask)
+    outside = KeepOutside(**values)
     record = outside_of(given["a"], given["b"], outside)
     if given["as_json"]:
         render.json_line({"a": str(given["a"]), "b": str(given["b"])} | record)

@@ -17,6 +17,7 @@ from hyimg_cli.journal.journal import OUTPUTS, RunFolder, outputs_of
 from hyimg_cli.journal.past_run import readable_jobs
 from hyimg_cli.manifest.edits import manifest_of_prompts, prompts_of
 from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.manifest.mask_folder import with_regions
 from hyimg_cli.manifest.sources import Sources, is_pattern, is_picture_name, is_raw_name, sources
 from hyimg_cli.media.kinds import RAW_HINT
 from hyimg_cli.settings.config import Setting
@@ -35,7 +36,7 @@ def manifest_of(
     Raises UsageError if no manifest is given, or if the inputs are ambiguous.
     """
     if given["prompt"]:
-        found, prompts = pictures_and_prompts(given, words)
+        found, prompts = pictures_and_prompts(given, words, settings)
 
         def recorded_by(manifest_name: str) -> Mapping[str, str] | None:
             """Return names of the files in the run's folder; None if a template names them."""
@@ -75,7 +76,7 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
 
 
 def pictures_and_prompts(
-    given: Mapping[str, Any], words: Sequence[str]
+    given: Mapping[str, Any], words: Sequence[str], settings: Mapping[str, Setting]
 ) -> tuple[Sources | None, list[str]]:
     """Return the pictures, if any are named, and the prompts; skipped files are reported.
 
@@ -93,6 +94,12 @@ def pictures_and_prompts(
             _refuse_manifest(names)
             hints = _split(names) | _unquoted(words, names)
             found = sources(names, is_recursive=given["recursive"], if_missing=hints)
+            found = with_regions(
+                found,
+                settings["region"].value,
+                keeps_outside=settings["keep_outside"].value,
+                may_lack=settings["skip_invalid"].value,
+            )
     except UsageError as error:
         faults += getattr(error, "faults", [error])
     if faults:

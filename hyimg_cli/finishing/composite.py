@@ -91,7 +91,7 @@ def composite(
 
     The matte is in levels of 255; all are at the source's size.
     `still`: the placement of the reference. `placement`: that of the redraw, with its motion.
-    `given` [H, W]: above 127 where the user allows an edit; elsewhere nothing is blended. Works in
+    `given` [H, W]: the highest levels of the matte, 0 where the user allows no edit. Works in
     strips, so a large source takes little memory.
     """
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
@@ -106,7 +106,7 @@ def composite(
         place = slice(*rows), slice(*columns)
         alpha = resized(what.matte, shape, _in(what.matte, box))
         if given is not None:
-            alpha = alpha * numbers(given[place] > 127)
+            alpha = np.minimum(alpha, given[place].astype(np.float32) / 255)
         levels = np.asarray(np.round(alpha * 255), np.uint8)
         if not levels.any():
             continue

@@ -156,15 +156,15 @@ def edit_of(
 ) -> Edit:
     """Compare a redraw with its reference, both at the drawn size.
 
-    `given` [H, W] at the source's size is above 127 where the user allows an edit. By `mode`, it
+    `given` [H, W] at the source's size is above 0 where the user allows an edit. By `mode`, it
     limits the edit that is found, or replaces it.
     """
     r, m = planes(reference), planes(drawn)
     own = None if given is None else _fitted(given, placement)
-    is_limited = given is not None and (mode == _INSTEAD or int(given.min()) <= 127)
+    is_limited = given is not None and (mode == _INSTEAD or int(given.min()) < 255)
     read, kind, spill = _by_all(r, m, seen := views(r)), _KEPT, None
     if read.reasons:
-        kept = ~own if own is not None and is_limited else None
+        kept = None if own is None or own.all() else ~own
         if (stays := _by_part(r, m, seen, kept)) is not None:
             read, kind = stays, _REPLACED
     reasons, drift, moved, light = read.reasons, read.drift, read.moved, read.light
@@ -400,4 +400,4 @@ def _fitted(given: Bytes, placement: Placement) -> Mask:
         )
         for axis in (placement.y, placement.x)
     )
-    return np.asarray(given[y[:, None], x[None]] > 127)
+    return np.asarray(given[y[:, None], x[None]] > 0)

@@ -22,10 +22,16 @@ from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import mask_print
 from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.media import formats
-from hyimg_cli.media.carried import Carried, read_carried, region_bounds, region_of
+from hyimg_cli.media.carried import (
+    Carried,
+    read_carried,
+    region_bounds,
+    region_facts,
+    region_of,
+)
 from hyimg_cli.media.history import Origin, history_of_source
 from hyimg_cli.media.images import Pixels, pixel_digest, text_of
-from hyimg_cli.media.masks import share_of, share_text
+from hyimg_cli.media.masks import region_text
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
 from hyimg_cli.spec.events import OutputFile
@@ -94,7 +100,7 @@ def finish(
     size = source.own.shape[0], source.own.shape[1]
     given = region_of(outside, Size(*size))
     if given is not None:
-        edit["region_area"] = share_of(given)
+        edit |= region_facts(outside, given)
     if job.crop is None:
         placement = Placement.stretched(size, drawn.shape[:2])
     else:
@@ -193,8 +199,8 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
 
 def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
     """Return the notes on how an edit's inputs were read."""
-    if edit is not None and (share := edit.get("region_area")) is not None:
-        yield f"region: {share_text(share)}"
+    if text := region_text(edit or {}):
+        yield f"region: {text}"
     if edit is not None and (crop := edit.get("crop")) is not None:
         yield f"drawn: the part {box_text(crop['box'])}, at {'x'.join(map(str, crop['drawn']))}"
 

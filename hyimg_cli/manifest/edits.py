@@ -88,7 +88,8 @@ def manifest_of_prompts(
     folder = Path(os.path.abspath(found.base)).name if found else _NO_FOLDER
     asked = json.dumps([*prompts, task] if task else list(prompts))
     name = f"{in_id(folder) if folder else _NO_FOLDER}-{short(asked)}"
-    data = json_lines(found, prompts, Path(), task, recorded_by(name))
+    fields = {"task": task} if task else {}
+    data = json_lines(found, prompts, Path(), fields, recorded_by(name))
     return manifest_of(data, title, name)
 
 
@@ -96,10 +97,13 @@ def json_lines(
     found: Sources | None,
     prompts: Sequence[str],
     folder: Path,
-    task: str | None = None,
+    fields: Mapping[str, Any] = MappingProxyType({}),
     recorded: Mapping[str, str] | None = MappingProxyType({}),
 ) -> bytes:
-    """Return the lines of such a manifest, with paths relative to `folder`."""
+    """Return the lines of such a manifest, with paths relative to `folder`.
+
+    `fields`: those that every line has.
+    """
     entries: list[dict[str, Any]] = []
     if found is None:
         entries += ({"custom_id": f"prompt-{short(one)}", "prompt": one} for one in prompts)
@@ -109,14 +113,22 @@ def json_lines(
         names = ids if recorded is None else names_of_files(ids, recorded)
         # The first prompt's jobs keep their names when more prompts are added after it.
         marks = ["", *(f"-{short(prompt)}" for prompt in prompts[1:])]
+
+        def written(path: Path) -> str:
+            """Return a path as the lines have it; from the working folder, as it was given."""
+            return str(path) if is_here or path.is_absolute() else leading(path)
+
         for name, path in found.files.items():
-            # A path relative to the working folder is kept as given.
-            image = str(path) if is_here or path.is_absolute() else leading(path)
-            images = [PATH_FIELDS["images"].as_path(image)]
+            own: dict[str, Any] = {"images": [PATH_FIELDS["images"].as_path(written(path))]}
+            if region := found.regions.get(name):
+                own["region"] = PATH_FIELDS["region"].map_paths(
+                    region, lambda mask: written(Path(mask))
+                )
             for prompt, mark in zip(prompts, marks, strict=True):
-                job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt, "images": images}
+                job = {"custom_id": f"{ids[name]}{mark}", "prompt": prompt} | own
                 if names[name] != ids[name]:
                     job["name"] = template_of(f"{names[name]}{mark}")
                 entries.append(job)
-    said = {"task": task} if task else {}
-    return "".join(json.dumps(one | said, ensure_ascii=False) + "\n" for one in entries).encode()
+    return "".join(
+        json.dumps(one | {**fields}, ensure_ascii=False) + "\n" for one in entries
+    ).encode()

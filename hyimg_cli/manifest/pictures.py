@@ -135,7 +135,7 @@ class PictureLine(ResolvedLine):
             what = "keep_outside includes infer_align_image_size"
             yield self.fault("conflict", what, "infer_align_image_size", "remove the field")
         if not self.values["region"]:
-            for name in sorted({"region_mode", "max_spill"} & self.line.given):
+            for name in sorted({"region_mode", "region_keeps", "max_spill"} & self.line.given):
                 yield self.unused(name, "there is no region")
         source, asked = self._kept_size(), self._size()
         name = linked(images[number - 1])

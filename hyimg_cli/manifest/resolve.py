@@ -7,12 +7,13 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, SourceImageError
 from hyimg_cli.manifest.chains import in_order, names_in
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.ids import IdClaims, child_ids
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest
+from hyimg_cli.manifest.mask_folder import MaskFolder, folder_in, with_mask
 from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.resolved_line import unfollowed
 from hyimg_cli.manifest.videos import VideoLine
@@ -90,6 +91,24 @@ def resolve_jobs(
         for name, kind in PATH_FIELDS.items()
         if (one := settings.get(name)) and one.value
     }
+
+    @cache
+    def masks_in(folder: str) -> MaskFolder:
+        return MaskFolder(folder)
+
+    def mask_from_folder(values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the region of an edit whose region is a folder: its source's mask there.
+
+        Raises SourceImageError.
+        """
+        images, number = values.get("images", ()), values["kept_source"]
+        if not values["keep_outside"] or number > len(images):
+            return {}
+        if not (folder := folder_in(values["region"])):
+            return {}
+        mask = masks_in(folder).needed_for(images[number - 1])
+        return {"region": with_mask(values["region"], mask)}
+
     claims = IdClaims()
     # Without numbers from the caller, each line has the ids with which it was read.
     count = settings["n"].value
@@ -126,6 +145,11 @@ def resolve_jobs(
             continue
         case = model, is_video, bool(fields.get("images"))
         values = without_line(*case) | fields
+        try:
+            values |= {} if is_video else mask_from_folder(values)
+        except SourceImageError as error:
+            faults.append(fault("region", error.what, f"{line.where}: region", error.hint))
+            continue
         kind = VideoLine if is_video else PictureLine
         resolved = kind(
             line=line,

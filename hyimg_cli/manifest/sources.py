@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -17,10 +17,14 @@ from hyimg_cli.media.kinds import RAW_HINT, RAW_SUFFIXES, SUFFIXES, UNREAD_SUFFI
 from hyimg_cli.mistyped import nearest_path
 from hyimg_cli.settings.name_template import natural_order
 from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.job import EDIT_SUFFIXES
+from hyimg_cli.spec.options import Region
 from hyimg_cli.spec.units import names_text
 
 _OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
+# What the name of a mask next to its picture adds to the picture's.
+_MASK = ".mask"
 # Folders that NAS boxes, Windows, macOS and photo programs keep among pictures: thumbnails, deleted
 # files and snapshots. Names with a dot in front are hidden anyway.
 _OF_SYSTEMS = re.compile(
@@ -49,6 +53,7 @@ _REASONS = {
     ),
     "linked": ("linked folder", "linked folders"),
     "run": ("folder of an earlier run", "folders of an earlier run"),
+    "edit": ("file of an earlier edit", "files of earlier edits"),
 }
 
 
@@ -57,11 +62,16 @@ class Sources:
     """Pictures in natural order: names relative to `base` (with `/`), and the paths to open.
 
     `base`: the common folder of the arguments. `notes`: one line for each kind of skipped file.
+    `masks`: the masks next to pictures, as `cat.mask.png` is next to `cat.jpg`, by the pictures'
+    names; they are not pictures to edit. `regions`: where the pictures may be edited, by their
+    names.
     """
 
     base: Path
     files: dict[str, Path]
     notes: tuple[str, ...] = ()
+    masks: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    regions: Mapping[str, Region] = field(default_factory=dict)
 
 
 def is_pattern(argument: str) -> bool:
@@ -104,6 +114,7 @@ def sources(
         search.faults.append(fault("no-pictures", what, where, hint))
     if search.faults:
         raise ManifestError(search.faults)
+    beside = search.take_masks()
     base = next(iter(bases.values()))
     if len(bases) > 1:  # the folder that contains all of them
         common = os.path.commonpath(bases)
@@ -114,7 +125,8 @@ def sources(
         for path, given in search.found.items()
     }
     files = {name: names[name] for name in sorted(names, key=natural_order)}
-    return Sources(base, files, tuple(search.notes()))
+    masks = {name: beside[path] for name, path in files.items() if path in beside}
+    return Sources(base, files, tuple(search.notes()), masks)
 
 
 class _Search:
@@ -203,6 +215,32 @@ class _Search:
                 self._leave_out("run", path)
             else:
                 yield name
+
+    def take_masks(self) -> dict[Path, list[Path]]:
+        """Take out the files that belong to another picture; return the masks by the pictures.
+
+        These are `cat.mask.png` next to `cat.jpg`, and the files that an edit writes next to its
+        result: their matte is not a mask that somebody drew.
+        """
+        by_stem: dict[str, list[str]] = {}
+        for path in self.found:
+            by_stem.setdefault(os.path.splitext(path)[0], []).append(path)
+        masks: dict[Path, list[Path]] = {}
+        taken: list[str] = []
+        for stem, pictures in by_stem.items():
+            names = {kind: f"{stem}{suffix}" for kind, suffix in EDIT_SUFFIXES.items()}
+            of_edit = [path for path in names.values() if path in self.found]
+            if {names["plain"], names["shown"]}.issubset(of_edit):
+                taken += of_edit
+                for path in of_edit:
+                    self._leave_out("edit", str(self.found[path]))
+            elif beside := by_stem.get(f"{stem}{_MASK}"):
+                taken += beside
+                found = [self.found[path] for path in sorted(beside)]
+                masks |= {self.found[path]: found for path in pictures}
+        for path in taken:
+            del self.found[path]
+        return masks
 
     def _refuse(self, what: str, where: str, hint: str) -> None:
         self.faults.append(fault("missing", what, where, hint))

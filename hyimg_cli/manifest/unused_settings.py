@@ -44,7 +44,7 @@ def without_effect(
         yield from _concern(settings, ["lossless"], "WebP only; no result has this format")
     kept = [job.outside for job in pictures if job.outside is not None]
     if pictures and not any(outside.region for outside in kept):
-        names = ["region_mode", "max_spill", "region_context", "region_pixels"]
+        names = ["region_mode", "region_keeps", "max_spill", "region_context", "region_pixels"]
         names = names if kept else [name for name in TABLES["outside"] if name != "keep_outside"]
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")

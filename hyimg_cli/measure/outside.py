@@ -18,10 +18,16 @@ from hyimg_cli.finishing.verdict import Change
 from hyimg_cli.journal.job_pictures import list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
-from hyimg_cli.media.carried import check_region, own_picture, own_upright, region_of
+from hyimg_cli.media.carried import (
+    check_region,
+    own_picture,
+    own_upright,
+    region_facts,
+    region_of,
+)
 from hyimg_cli.media.history import History, recorded_history
 from hyimg_cli.media.images import Picture, Pixels, Upright, on_white, pixel_digest, text_of
-from hyimg_cli.media.masks import share_of, share_text
+from hyimg_cli.media.masks import region_text, resized
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import KeepOutside
@@ -59,10 +65,11 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     compared = (before.own, after.own) if are_alike else (own, other)
     size, can_count = Size(own.height, own.width), is_exact and is_other_exact
     can_count &= own.size == other.size
-    if Path(outside.mask).name == f"{result.stem}.mask.png":
+    is_matte = Path(outside.mask).name == f"{result.stem}.mask.png"
+    if is_matte and outside.region_keeps == "outside":
         # The result's own matte allows changes wherever it is not 0, as in its run.
         check_region(outside, size)
-        matte = np.asarray(own_picture(Path(outside.mask))[0].convert("L"))
+        matte = resized(np.asarray(own_picture(Path(outside.mask))[0].convert("L")), size)
         given: Pixels | None = np.where(matte > 0, np.uint8(255), np.uint8(0))
     else:
         given = region_of(outside, size)
@@ -79,7 +86,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         record, edited = recorded
         rows_of, columns = np.arange(size.height), np.arange(size.width)
         if given is not None:
-            spilled = int((edited & (given <= 127)).sum())
+            spilled = int((edited & (given == 0)).sum())
             record["spill"] = round(spilled / max(1, int(edited.sum())), 4)
     else:
         drawn, place = _as_redraw(other, size)
@@ -98,13 +105,13 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         a, b = (_rgba(one, rows) for one in (own, other))
         counts = ~edited[rows_of[rows, None], columns] | is_whole
         if given is not None:
-            counts = given[rows] <= 127 if stands else counts | (given[rows] <= 127)
+            counts = given[rows] == 0 if stands else counts | (given[rows] == 0)
         differing += int(differs.sum())
         change.add(a, b, differs & counts, int(counts.sum()))
     by_record = "touched" if "links" in record else "matte"
     record["outside_by"] = "region" if stands else by_record if recorded is not None else "found"
     if given is not None:
-        record["region_area"] = share_of(given)
+        record |= region_facts(outside, given)
     record["change"] = {"mean_de": change.mean_de}
     record["gates"] = list_breaches(record, outside)
     if not can_count:
@@ -143,8 +150,8 @@ def lines(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("regions", str(record["regions"])))
         rows.append(("colour drift (CIE76)", str(record["drift"])))
         rows.append(("moved", f"{moved['shift_px']} pixels, zoom {moved['zoom']:+}{unsure}"))
-    if (share := record.get("region_area")) is not None:
-        rows.append(("region", share_text(share)))
+    if text := region_text(record):
+        rows.append(("region", text))
     if record["spill"] is not None:
         rows.append(("edit outside the region", f"{record['spill']:.2%}"))
     return rows

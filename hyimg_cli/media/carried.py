@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -40,6 +41,16 @@ from hyimg_cli.spec.options import Box, KeepOutside
 
 # Modes with 8 bits per channel of RGB, or grey.
 _EXACT = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX"}
+# Formats whose compression changes levels; a WebP or a TIFF may do so.
+_LOSSY = {"JPEG", "MPO", "JPEG2000", "AVIF", "HEIF"}
+# What is white in a mask, and which parts of it allow edits: by what a region keeps, and by which
+# alpha decides.
+_WHITE = {"outside": "where edits are allowed", "inside": "where the source stays"}
+_PARTS = {
+    "": ("white", "black"),
+    "transparent": ("transparent", "opaque"),
+    "opaque": ("opaque", "transparent"),
+}
 # Deviation from white in a redraw that is only noise.
 _CLEAR = 6
 
@@ -178,8 +189,9 @@ def depth_fault(path: Path) -> SourceImageError | None:
 
 
 def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
-    """Return the user's region [H, W], white where an edit may be, or None.
+    """Return the user's region [H, W], above 0 where an edit may be, or None.
 
+    Levels between 0 and 255 are those by which a soft mask blends; the region itself is above 127.
     Raises SourceImageError.
     """
     check_region(outside, size)
@@ -187,11 +199,21 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
         left, top, right, bottom = outside.box
         levels = np.zeros((size.height, size.width), np.uint8)
         levels[top:bottom, left:right] = 255
-        return levels
-    if not outside.mask:
+    elif outside.mask:
+        levels = masks.resized(_mask_levels(outside), size)
+    else:
         return None
-    path = Path(outside.mask)
-    return masks.levels_of(own_picture(path)[0], outside.edits_where, path)
+    return levels if outside.region_keeps == "outside" else 255 - levels
+
+
+def region_facts(outside: KeepOutside, given: Pixels) -> dict[str, Any]:
+    """Return what an edit's record says of its region [H, W]: its size, and how a mask was read."""
+    facts: dict[str, Any] = {"region_area": masks.share_of(given)}
+    if blended := int(masks.counts_of(given)[1:255].sum()):
+        facts["region_blends"] = round(blended / given.size, 5)
+    if outside.mask and (own := size_of(outside.mask)) != Size(*given.shape[:2]):
+        facts["region_mask"] = [own.width, own.height]
+    return facts
 
 
 def region_bounds(outside: KeepOutside, size: Size) -> Box | None:
@@ -199,31 +221,59 @@ def region_bounds(outside: KeepOutside, size: Size) -> Box | None:
 
     A mask is read once until its file changes. Raises SourceImageError as `region_of` does.
     """
-    if outside.mask:
-        return _mask_bounds(outside, size, marks_of(outside.mask))
+    if outside.mask or outside.region_keeps == "inside":
+        return _found_bounds(outside, size, marks_of(outside.mask) if outside.mask else (0, 0))
     check_region(outside, size)
     return outside.box
 
 
 @lru_cache(1 << 12)
-def _mask_bounds(outside: KeepOutside, size: Size, marks: tuple[int, int]) -> Box | None:
+def _found_bounds(outside: KeepOutside, size: Size, marks: tuple[int, int]) -> Box | None:
     levels = region_of(outside, size)
-    assert levels is not None, "the region has a mask"
-    return Image.fromarray((levels > 127).astype(np.uint8)).getbbox()
+    return None if levels is None else Image.fromarray(levels).getbbox()
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:
-    """Raise SourceImageError (`source.region`) if a region exceeds a source of this size."""
-    what = ""
+    """Raise SourceImageError (`source.region`) if a region does not fit a source of this size."""
+    what, white = "", _WHITE[outside.region_keeps]
     if outside.box is not None:
         hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source"
         if outside.box[2] > size.width or outside.box[3] > size.height:
             what = f"the region {outside.region} extends beyond the source ({size})"
-    elif outside.mask and (own := size_of(outside.mask)) != size:
+        elif outside.region_keeps == "inside" and outside.box == (0, 0, size.width, size.height):
+            what, hint = f"the region {outside.region} keeps the whole source", "give a smaller box"
+    elif outside.mask and not masks.are_alike(own := size_of(outside.mask), size):
         what = f"the mask has another size than the source ({own}, expected {size})"
-        hint = "give a mask of the source's size, upright, white where edits are allowed"
+        hint = f"give a mask of the source's size or shape, upright, white {white}"
+        if masks.are_alike(Size(own.width, own.height), size):
+            hint = f"turn the mask: with its EXIF orientation, the source is upright at {size}"
     if what:
-        raise SourceImageError(what, where=outside.region, hint=hint, code="source.region")
+        raise masks.fault(what, hint, Path(outside.region))
+
+
+def _mask_levels(outside: KeepOutside) -> Pixels:
+    """Return the levels of a region's mask at its own size. Raises SourceImageError."""
+    path, keeps = Path(outside.mask), outside.region_keeps
+    data = bytes_of_source(path)
+    with open_picture(path, data) as image:
+        is_lossy, mask = _is_lossy(image, data), read_upright(path, image).own
+    levels = masks.levels_of(mask, outside.edits_where, path, _WHITE[keeps])
+    if not ((levels > 127) == (keeps == "outside")).any():
+        parts = _PARTS[outside.edits_where][keeps == "inside"]
+        what = f"no pixel of the mask is {parts}"
+        if parts == "white":
+            what = f"the mask is black (brightest level {levels.max()} of 255)"
+        elif keeps == "inside":
+            what += ", so it keeps the whole source"
+        raise masks.fault(what, f"make it {parts} where edits are allowed", path)
+    return masks.to_blend(levels, is_lossy=is_lossy)
+
+
+def _is_lossy(image: ImageFile.ImageFile, data: bytes) -> bool:
+    """Return True if an opened file's compression changes levels."""
+    if image.format == "WEBP":
+        return b"VP8L" not in data  # the name of its part with pixels without loss
+    return image.format in _LOSSY or "jpeg" in str(image.info.get("compression"))
 
 
 def _unfit(path: Path, image: ImageFile.ImageFile) -> SourceImageError | None:

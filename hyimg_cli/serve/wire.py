@@ -172,7 +172,7 @@ class Wire:
         found: dict[str, Any] = {"images": [str(path) for path in paths]} if paths else {}
         if "mask" not in fields:
             return found
-        if {"region", "region_mode"} & fields.keys():
+        if {"region", "region_mode", "region_keeps"} & fields.keys():
             raise bad_request("mask", "both mask and region are set", "manifest.conflict")
         mask = fields.pop("mask")
         if isinstance(mask, list):  # of a form

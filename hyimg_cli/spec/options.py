@@ -212,13 +212,18 @@ class KeepOutside:
     )
     region: Region = outside_option(
         Region(""),
-        "Allow edits only in a box X0,Y0,X1,Y1 or a mask, in source pixels. Implies "
-        "--keep-outside.",
+        "Allow edits only in a box X0,Y0,X1,Y1, a mask, or a folder's masks that are named like "
+        "the sources, in source pixels. Implies --keep-outside.",
         commands=("eval",),
     )
     region_mode: Literal["limit", "instead"] = outside_option(
         "limit",
         "Limit the detected edit to the region, or let the region replace it.",
+        commands=("eval",),
+    )
+    region_keeps: Literal["outside", "inside"] = outside_option(
+        "outside",
+        "What stays unchanged: everything outside the region, or everything inside it.",
         commands=("eval",),
     )
     on_global: Literal["keep", "fail"] = outside_option(

@@ -13,12 +13,14 @@ from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.engine.sources import faults, probe_sources
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
+from hyimg_cli.journal import keys
 from hyimg_cli.journal.job_pictures import edit_notes, edit_warnings, finish, keep_redraw
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import Carried, depth_fault, read_carried, region_of
 from hyimg_cli.media.images import pixel_digest, stretch, text_of
 from hyimg_cli.media.metadata import PictureFacts, Provenance
 from hyimg_cli.settings.run import OutputConfig
+from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import Encoding, ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import KeepOutside, TextSampling
 
@@ -357,3 +359,35 @@ def test_frames_and_regions_are_looked_at_too(tmp_path: Path) -> None:
     assert "brightest level 1 of 255" in str(probe_sources([one]).error_of(one))
     beyond = job(source, KeepOutside(region="0,0,151,20"))
     assert "extends beyond the source" in str(probe_sources([beyond]).error_of(beyond))
+
+
+@pytest.mark.parametrize("mode", ["limit", "instead"])
+@pytest.mark.parametrize("keeps", ["outside", "inside"])
+def test_a_soft_mask_is_the_most_that_its_edit_is_blended_by(
+    tmp_path: Path, mode: Any, keeps: Any
+) -> None:
+    """And all of it where the edit goes on: no step where the mask is half black."""
+    source, path = saved(tmp_path, "RGB"), tmp_path / "soft.png"
+    ramp = np.clip((np.arange(150) - 50) * 6, 0, 255)  # over the disc, from black to white
+    soft = np.tile(ramp, (101, 1)).astype(np.uint8)
+    Image.fromarray(soft).save(path)
+    outside = KeepOutside(region=str(path), region_mode=mode, region_keeps=keeps)
+    result, edit = put_back(tmp_path / "out", source, outside=outside)
+    allowed = soft if keeps == "outside" else 255 - soft
+    matte, own, found = (opened(one) for one in (tmp_path / "out" / edit["mask"], source, result))
+    assert (matte <= allowed).all()
+    assert np.array_equal(matte[50, 55:85], allowed[50, 55:85])
+    assert np.array_equal(own[allowed == 0], found[allowed == 0])
+    assert (edit["kind"], edit["outside_equal"]) == ("local", True)
+    assert 0.2 < edit["region_blends"] < 0.35
+    (note,) = edit_notes(edit)
+    assert "; the soft mask blends 2" in note
+
+
+def test_a_field_of_a_newer_version_does_not_finish_older_edits_again() -> None:
+    """The key is that of a version without it."""
+    one = job(Path("x"), KeepOutside(region="1,2,30,40", max_spill=0.5))
+    facts = {"region": "1,2,30,40", "region_mode": "limit", "on_global": "keep"}
+    facts |= {"max_outside_change": None, "max_edited_area": None, "max_spill": 0.5}
+    facts |= {"metadata": True, "keep_gps": False, "format": keys._FINISHING_FORMAT}
+    assert keys.finishing_key(one, OutputConfig(Path("out"))) == digest.of_json(facts)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFilter
 from tiffs import tiff
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.media.carried import region_of
-from hyimg_cli.media.masks import share_text
+from hyimg_cli.media.carried import region_bounds, region_facts, region_of
+from hyimg_cli.media.masks import region_text, share_text
 from hyimg_cli.settings.paths import REGION
 from hyimg_cli.spec.job import Size
 from hyimg_cli.spec.options import KeepOutside, Region
@@ -149,3 +149,152 @@ def test_a_box_has_no_path() -> None:
     value = REGION.read([0, 0, 9, 9])
     assert REGION.map_paths(value, lambda path: "moved") == "0,0,9,9"
     assert KeepOutside(region=value).mask == KeepOutside(region=value).edits_where == ""
+
+
+SMALL, SHAPE = Size(16, 16), Size(60, 80)
+
+
+def levels_in(region: str, size: Size = SMALL, **more: Any) -> np.ndarray:
+    levels = region_of(KeepOutside(region=Region(region), **more), size)
+    assert levels is not None
+    return levels
+
+
+@pytest.mark.parametrize("alpha", ["", "transparent:", "opaque:"])
+def test_what_a_region_keeps_is_the_rest_of_what_it_allows(tmp_path: Path, alpha: str) -> None:
+    path = tmp_path / "mask.png"
+    (masked(PHOTO, CLEAR) if alpha else Image.fromarray(CLEAR)).save(path)
+    for region in (f"{alpha}{path}", "2,3,9,16"):
+        allowed = levels_in(region)
+        assert 0 < (allowed > 0).mean() < 1
+        assert np.array_equal(levels_in(region, region_keeps="inside"), 255 - allowed)
+
+
+@pytest.mark.parametrize(
+    ("picture", "alpha", "what", "make"),
+    [
+        (Image.new("L", (16, 16), 255), "", "no pixel of the mask is black", "make it black"),
+        (Image.new("LA", (16, 16), (9, 9)), "transparent:", "no pixel .* opaque", "make it opaque"),
+        (Image.new("LA", (16, 16), (9, 240)), "opaque:", "is transparent", "make it transparent"),
+        (None, "", "keeps the whole source", "smaller box"),
+    ],
+)
+def test_a_region_that_keeps_the_whole_source_is_refused(
+    tmp_path: Path, picture: Image.Image | None, alpha: str, what: str, make: str
+) -> None:
+    region = "0,0,16,16"
+    if picture is not None:
+        picture.save(tmp_path / "mask.png")
+        region = f"{alpha}{tmp_path / 'mask.png'}"
+    with pytest.raises(SourceImageError, match=what) as caught:
+        levels_in(region, region_keeps="inside")
+    assert (caught.value.code, make in caught.value.hint) == ("source.region", True)
+
+
+def ellipse(blur: float = 0) -> Image.Image:
+    """A white ellipse [60, 80]."""
+    picture = Image.new("L", (80, 60))
+    ImageDraw.Draw(picture).ellipse((22, 13, 55, 47), fill=255)
+    return picture.filter(ImageFilter.GaussianBlur(blur)) if blur else picture
+
+
+FILES = {
+    "mask.png": {},
+    "mask.tif": {"compression": "tiff_lzw"},
+    "mask.webp": {"lossless": True},
+    "lossy.webp": {"quality": 40},
+    "jpeg.tif": {"compression": "jpeg", "quality": 60},
+    "mask.jpg": {"quality": 30},
+    "fine.jpg": {"quality": 95},
+    "mask.avif": {"quality": 40},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mask_of_two_levels_has_two_after_any_compression(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    for low, high in ((0, 255), (40, 200)):
+        picture = Image.fromarray(np.where(ellipse(), np.uint8(high), np.uint8(low)))
+        picture.save(path, **FILES[name])
+        levels, hard = levels_in(str(path), SHAPE), np.array(ellipse())
+        assert {*np.unique(levels)} == {0, 255}
+        assert (levels != hard).mean() < (0.005 if name in ("mask.jpg", "mask.avif") else 0.001)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_soft_mask_blends_by_its_levels_and_leaves_black_untouched(
+    tmp_path: Path, name: str
+) -> None:
+    path, soft = tmp_path / name, np.array(ellipse(5))
+    ellipse(5).save(path, **FILES[name])
+    levels = levels_in(str(path), SHAPE)
+    is_lossy = name.partition(".")[0] != "mask" or name.endswith(("jpg", "avif"))
+    assert (levels[soft == 0] == 0).mean() > 0.98
+    assert np.abs(levels.astype(int) - soft).max() <= (24 if is_lossy else 0)
+    facts = region_facts(KeepOutside(region=Region(str(path))), levels)
+    assert 0.1 < facts["region_blends"] < 0.6
+    assert "; the soft mask blends" in region_text(facts)
+    inside = levels_in(str(path), SHAPE, region_keeps="inside")
+    assert np.array_equal(inside, 255 - levels)
+
+
+def test_soft_alpha_blends(tmp_path: Path) -> None:
+    path, soft = tmp_path / "mask.png", np.array(ellipse(3))
+    Image.merge("LA", (Image.new("L", (80, 60)), ellipse(3))).save(path)
+    assert np.array_equal(levels_in(f"opaque:{path}", SHAPE), soft)
+    assert np.array_equal(levels_in(f"transparent:{path}", SHAPE), 255 - soft)
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 30), (160, 120), (201, 150), (1000, 753)])
+def test_a_mask_of_another_size_and_the_same_shape_is_resized(
+    tmp_path: Path, width: int, height: int
+) -> None:
+    path = tmp_path / "mask.png"
+    mask = Image.new("L", (width, height))
+    mask.paste(255, (width // 4, height // 2, width // 2, height))
+    mask.save(path)
+    levels = levels_in(str(path), SHAPE)
+    assert {*np.unique(levels)} == {0, 255}
+    ys, xs = np.nonzero(levels)
+    assert (
+        np.abs(np.array([ys.min(), ys.max() + 1, xs.min(), xs.max() + 1]) - [30, 60, 20, 40]).max()
+        <= 1
+    )
+    facts = region_facts(KeepOutside(region=Region(str(path))), levels)
+    assert facts["region_mask"] == [width, height]
+    assert f"the mask of {width}x{height} was resized" in region_text(facts)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "hint"),
+    [
+        (81, 60, "size or shape"),
+        (80, 59, "size or shape"),
+        (30, 40, "turn the mask"),
+        (40, 40, "shape"),
+    ],
+)
+def test_a_mask_of_another_shape_is_refused(
+    tmp_path: Path, width: int, height: int, hint: str
+) -> None:
+    path = tmp_path / "mask.png"
+    Image.new("L", (width, height), 255).save(path)
+    with pytest.raises(SourceImageError, match=f"{width}x{height}, expected 80x60") as caught:
+        levels_in(str(path), SHAPE)
+    assert (caught.value.code, hint in caught.value.hint) == ("source.region", True)
+
+
+def test_a_mask_is_turned_as_its_orientation_says(tmp_path: Path) -> None:
+    path, exif = tmp_path / "mask.png", Image.Exif()
+    exif[274] = 6
+    ellipse().transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+    assert np.array_equal(levels_in(str(path), SHAPE), np.array(ellipse()))
+
+
+def test_the_bounds_of_a_region_have_all_that_may_change(tmp_path: Path) -> None:
+    path, soft = tmp_path / "mask.png", ellipse(3)
+    soft.save(path)
+    bounds = region_bounds(KeepOutside(region=Region(str(path))), SHAPE)
+    assert bounds == soft.getbbox() != ellipse().getbbox()
+    box = KeepOutside(region=Region("0,0,80,20"), region_keeps="inside")
+    assert region_bounds(box, SHAPE) == (0, 20, 80, 60)
