@@ -7,12 +7,13 @@ import typer
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import render
-from hyimg_cli.cli.picks import show_best_of
+from hyimg_cli.cli.picks import show_best_of, show_found_regions
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.progress import show_run
 from hyimg_cli.cli.request import request_of
 from hyimg_cli.cli.shard import remark_unsplit
 from hyimg_cli.engine.run import ManifestRun
+from hyimg_cli.scoring.found_regions import finds_regions
 
 NOT_AGAIN = ("--force", "--no-resume", "--retry-failed")
 
@@ -35,6 +36,9 @@ def generate(ctx: typer.Context) -> None:
     if request.config.candidates.score or request.config.candidates.draft_steps:
         again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
         raise typer.Exit(show_best_of(request, style, again=again))
+    if finds_regions(request):
+        again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
+        raise typer.Exit(show_found_regions(request, style, again=again))
     place = shown_place(request.config.output.folder)
     again = _resume_command(ctx.obj or (), place)
     retry = _resume_command(ctx.obj or (), place, "--retry-failed")

@@ -80,6 +80,20 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
     return exit_code(*(one.failed + one.invalid for one in flow.summaries)) or code
 
 
+def show_found_regions(request: RunRequest, style: Style, *, again: str) -> int:
+    """Draw drafts that find regions, then the regions; return the exit code."""
+    from hyimg_cli.scoring.found_regions import FoundRegions
+
+    place = str(request.config.output.folder)
+    flow = FoundRegions(
+        request, Report(style, place=place, again=again, retry=f"{again} --retry-failed").show
+    )
+    with stoppable(flow.request_stop):
+        flow.run()
+    last = flow.summaries[-1]
+    return exit_code(last.failed, last.invalid, last.gated)
+
+
 def refresh_pages(place: Path) -> None:
     """Show the picks on the report pages of a run and of its drafts."""
     from hyimg_cli.report.run_page import RunPage

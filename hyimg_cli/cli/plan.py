@@ -32,12 +32,15 @@ def show_plan(ctx: typer.Context) -> int:
     given = ctx.params
     style = render.style_of(given)
     render.remarks(remark_unsplit(given["shard"]), style)
-    request = first_run(request_of(ctx))
+    request = first_run(request_of(ctx), with_drafts=True)
     ahead = preview(request, partial(show_remark, style=style))
     assert ahead.rest is not None, "anything else is raised"
     if request.config.candidates.draft_steps:
         picked = request.config.candidates.keep
         said = f"the plan is of the drafts; then {picked} of each line will be drawn in full"
+        render.remarks([said], style)
+    elif drafts := sum(bool(job.lineage.draft_of) for job in ahead.rest.plan.jobs):
+        said = f"{counted(drafts, 'draft')} will find regions; the edits are planned as drawn whole"
         render.remarks([said], style)
     config, order, rest = request.config, ahead.rest.plan, ahead.rest.resumption
     think = given["assume_think"]

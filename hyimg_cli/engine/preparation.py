@@ -138,7 +138,9 @@ def read_jobs(
     """
     every, invalid, faults = tuple[Job, ...](), tuple[Outcome, ...](), list[HyimgError]()
     with refusals.caught():
-        good, faults = runner.examine(request.manifest, request.settings)
+        good, faults = runner.examine(
+            request.manifest, request.settings, finds_regions=request.finds_regions
+        )
         invalid, unrecorded = runner.split_faults(request.manifest, request.settings, faults)
         every = tuple(good)
         if unrecorded:

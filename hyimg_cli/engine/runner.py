@@ -13,7 +13,7 @@ from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.resume import ResumePolicy
 from hyimg_cli.manifest import planner
-from hyimg_cli.manifest.chains import unbroken
+from hyimg_cli.manifest.chains import links_of, unbroken
 from hyimg_cli.manifest.line import fault
 from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.output_names import name_files
@@ -27,7 +27,7 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
@@ -65,7 +65,8 @@ class Selection:
 class RunRequest:
     """The request for one run: manifest, settings, selection, resume policy.
 
-    `change`: maps the manifest's jobs to the ones that are drawn instead.
+    `change`: maps the manifest's jobs to the ones that are drawn instead. `finds_regions`: it also
+    gives regions to the jobs whose regions a draft finds; otherwise these are refused.
     """
 
     manifest: Manifest
@@ -74,6 +75,7 @@ class RunRequest:
     selection: Selection = Selection()
     policy: ResumePolicy = field(default_factory=ResumePolicy)
     change: Callable[[Sequence[Job]], Sequence[Job]] = tuple
+    finds_regions: bool = False
 
 
 @dataclass
@@ -171,12 +173,12 @@ def make_plan(
 
 @gc_paused()
 def examine(
-    manifest: Manifest, settings: Mapping[str, Setting]
+    manifest: Manifest, settings: Mapping[str, Setting], *, finds_regions: bool = False
 ) -> tuple[list[Job], list[HyimgError]]:
     """Return the valid jobs, and every fault of the manifest's text in the order of its lines.
 
-    Reads only files of the checkpoints, but no weights. Raises UsageError for settings that no job
-    can run with.
+    `finds_regions`: see `RunRequest`. Reads only files of the checkpoints, but no weights. Raises
+    UsageError for settings that no job can run with.
     """
     revision = settings["revision"].value
     jobs, unresolved = resolve_jobs(manifest, settings, cards(revision), video_cards(revision))
@@ -190,6 +192,12 @@ def examine(
         if job.source_line == line:
             continue
         line = job.source_line
+        if isinstance(job, ImageJob) and job.finds_region and (not finds_regions or links_of(job)):
+            # NOTE: a draft cannot be drawn from a result that is not there yet.
+            what = "the region's own resolution needs a region"
+            place = f"{line}: region_size"
+            unfit[line] = fault("missing-field", what, place, "give a region")
+            continue
         try:
             registry.check(job, revision, settings["video_components"].value)
         except JobError as error:

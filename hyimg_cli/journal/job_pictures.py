@@ -97,6 +97,8 @@ def finish(
     if drawn.shape != reference.shape:
         what = "the picture was drawn at another size than its source was shown to the model"
         raise OutputError(what, code="outside.not-comparable")
+    if job.draft:
+        edit["draft"] = job.draft
     size = source.own.shape[0], source.own.shape[1]
     given = region_of(outside, Size(*size))
     if given is not None:
@@ -199,6 +201,8 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
 
 def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
     """Return the notes on how an edit's inputs were read."""
+    if edit is not None and (draft := edit.get("draft")) is not None:
+        yield draft
     if text := region_text(edit or {}):
         yield f"region: {text}"
     if edit is not None and (crop := edit.get("crop")) is not None:

@@ -173,16 +173,13 @@ class PictureLine(ResolvedLine):
             yield from self._given_crop_faults(crop, source)
         elif not region:
             why = "there is no region"
-            if mode == "native":
-                what = "the region's own resolution needs a region"
-                yield self.fault("missing-field", what, "region_size", "give a region")
         elif mode == "fit":
             why = "region_size is fit"
         elif pixels is not None and not self._crop_sizes:
             what = f"{self.card.name} draws no crop of {pixels:g} megapixels"
             yield self.fault("out-of-range", what, "region_pixels", "remove it")
         for name in sorted({*_OF_CROPS} & self.line.given) if why else ():
-            # `fit` says why, and `native` without a region has its own fault.
+            # `fit` says why, and for `native` a draft finds a region.
             if name != "region_size" or crop is not None:
                 yield self.unused(name, why)
 
@@ -239,6 +236,12 @@ class PictureLine(ResolvedLine):
         if bounds is None:
             return None
         return crop_of(bounds, source, sizes, self.values["region_context"])
+
+    @property
+    def _finds_region(self) -> bool:
+        """Return True for a region that is to be drawn at its own resolution, but not given."""
+        is_given = self.values["region"] or self.fields.get("crop")
+        return self._keeps_outside and not is_given and self.values["region_size"] == "native"
 
     @property
     def _keeps_outside(self) -> bool:
@@ -322,6 +325,7 @@ class PictureLine(ResolvedLine):
             written_json=written,
             outside=outside,
             crop=crop,
+            finds_region=self._finds_region,
             encoding=self._encoding(),
         )
         is_own = bool(job.negative_prompt) and "negative_prompt" not in self.line.given

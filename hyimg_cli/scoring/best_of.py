@@ -33,6 +33,7 @@ from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.models import registry
 from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
+from hyimg_cli.scoring.found_regions import planned
 from hyimg_cli.scoring.pick import Rule, pick, rule_of
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.settings.config import settings_of
@@ -135,15 +136,16 @@ def draw_best(
     return BestOf(RunRequest(manifest, config, settings_of(config)), on_event).run()
 
 
-def first_run(request: RunRequest) -> RunRequest:
+def first_run(request: RunRequest, *, with_drafts: bool = False) -> RunRequest:
     """Return the run with which a request begins: of all its candidates, as drafts if requested.
 
-    It is the request itself without candidates. Raises UsageError for settings that exclude each
-    other.
+    Without candidates it is the request itself, in which each edit whose region a draft finds has
+    one, or is drawn as a whole; `with_drafts`: beside its draft. Raises UsageError for settings
+    that exclude each other.
     """
     config = request.config
     if not (config.candidates.score or config.candidates.draft_steps):
-        return request
+        return planned(request, with_drafts=with_drafts)
     judged_by(request)
     config = replace(config, output=replace(config.output, folder=first_folder(request)))
     return replace(request, config=config, change=partial(candidates_of, request))

@@ -278,7 +278,7 @@ class Outside(o.KeepOutside):
         "auto",
         "Draw the whole source (fit), or only the region with its surroundings, near the source's "
         "own resolution (native). auto: native if the whole would be drawn at more than 1.5 "
-        "source pixels per pixel.",
+        "source pixels per pixel. Without a region, native finds it by a draft.",
     )
     region_context: Annotated[float, Interval(ge=0, le=4)] | None = o.outside_option(
         None,

@@ -176,6 +176,7 @@ class ImageJob(o.PictureOptions, _Line):
     """One `it2i` or `t2i` picture.
 
     `crop`: the part of the kept source that is drawn, at `size`; None if the whole is.
+    `finds_region`: a draft of the whole must find the region first; `draft`: what one found.
 
     `cot_text` or `cot_token_ids` replace the AR stage's writing. `written_json`: the note of these
     ids from when they were written; empty if there was none. `outside`: how the picture is put back
@@ -193,6 +194,8 @@ class ImageJob(o.PictureOptions, _Line):
     use_system_prompt: o.SystemPrompt = "None"
     outside: o.KeepOutside | None = None
     crop: o.Box | None = None
+    finds_region: bool = False
+    draft: str = ""
     encoding: Encoding = Encoding()
 
     @property

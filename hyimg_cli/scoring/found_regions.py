@@ -1,0 +1,201 @@
+"""Find the regions of edits by drafts of the whole picture, and draw them at their own resolution.
+
+    OUT/regions    a run of a draft in few steps for each edit that gives no region
+    OUT            a run of the edits: each in the box that its draft changed
+
+As for candidates, what is done is found by files alone: the same command goes on wherever it was
+stopped. A draft that changed the whole picture, or nothing, leads to a drawing of the whole.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from hyimg_cli.addresses import address_of
+from hyimg_cli.engine.preparation import Preparation, Refusals, read_jobs
+from hyimg_cli.engine.run import ManifestRun, OnEvent
+from hyimg_cli.engine.runner import RunRequest, Summary
+from hyimg_cli.errors import UsageError
+from hyimg_cli.finishing.crops import crop_of
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.media.images import size_of
+from hyimg_cli.models import registry
+from hyimg_cli.spec.events import Remark
+from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
+from hyimg_cli.spec.options import Box, KeepOutside, Region, box_text
+from hyimg_cli.spec.units import counted
+
+REGIONS = "regions"
+_PART_OF_STEPS, _FEWEST_STEPS = 5, 2
+# A draft is less precise than the drawing: its box grows by a part of its long side, and at least
+# by this part of the photograph's.
+_GROWN, _LEAST = 0.12, 0.008
+# A crop that is larger than this part of the photograph gains too little.
+_MOST = 0.6
+
+Results = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass
+class FoundRegions:
+    """Runs `hyimg generate … --region-size native` without regions. `summaries`: of its runs."""
+
+    request: RunRequest
+    on_event: OnEvent
+    summaries: list[Summary] = field(default_factory=list)
+    _at_work: ManifestRun | None = None
+    _stop_signal: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for what drafts exclude, before anything is drawn."""
+        why, config = "", self.request.config
+        if address_of(config.output.folder):
+            why = "drafts find the regions in a folder on this machine, but -o is an address"
+        elif self.request.selection.shard:
+            why = "drafts find the regions of a whole run: remove --shard"
+        if why:
+            raise UsageError(why, hint="give regions", code="usage.regions")
+
+    def request_stop(self, signal_number: int) -> bool:
+        """Stop as `ManifestRun.request_stop` does."""
+        self._stop_signal = signal_number
+        return self._at_work is not None and self._at_work.request_stop(signal_number)
+
+    def run(self) -> None:
+        """Draw the drafts, then the edits."""
+        out = self.request.config.output.folder
+        if any(map(_is_unfound, _read(self.request).jobs)):
+            said = f"drafts of the whole find the regions; they are in {out / REGIONS}"
+            self.on_event(Remark(said, "info"))
+            self._draw(out / REGIONS, _drafts)
+            if self.summaries[-1].left:  # ended early, by --fail-fast
+                return
+        self._draw(out, partial(_edits, self.request))
+
+    def _draw(self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
+        config = self.request.config
+        config = replace(config, output=replace(config.output, folder=folder))
+        request = replace(self.request, config=config, change=change, finds_regions=True)
+        run = self._at_work = ManifestRun(request)
+        if self._stop_signal is not None:
+            run.request_stop(self._stop_signal)
+        self.summaries.append(run.run(self.on_event))
+        self._at_work = None
+
+
+def finds_regions(request: RunRequest) -> bool:
+    """Return True if a draft has to find the region of one of the request's edits."""
+    is_asked = request.config.outside.region_size == "native" or any(
+        "region_size" in line.given and line.fields["region_size"] == "native"
+        for line in request.manifest.lines
+    )
+    return is_asked and any(map(_is_unfound, _read(request).every))
+
+
+def planned(request: RunRequest, *, with_drafts: bool) -> RunRequest:
+    """Return the run that `check` and `plan` show, in which no region remains to be found.
+
+    Where it is not known yet, the whole is drawn, which costs no less. `with_drafts`: a draft that
+    is still to be drawn is a job of its own.
+    """
+    if not finds_regions(request):
+        return request
+    FoundRegions(request, lambda _: None)
+    return replace(request, change=partial(_planned, request, with_drafts), finds_regions=True)
+
+
+def _read(request: RunRequest) -> Preparation:
+    return read_jobs(replace(request, finds_regions=True), Refusals(collects=True))
+
+
+def _is_unfound(job: Job) -> bool:
+    return isinstance(job, ImageJob) and job.finds_region
+
+
+def _drafts(jobs: Sequence[Job]) -> list[Job]:
+    return [_draft_of(job) for job in jobs if isinstance(job, ImageJob) and job.finds_region]
+
+
+def _draft_of(job: ImageJob) -> ImageJob:
+    """Return the draft: the whole picture in few steps, without gates."""
+    assert job.outside is not None, "the source is kept"
+    steps = max(_FEWEST_STEPS, ceil(job.num_inference_steps / _PART_OF_STEPS))
+    outside = KeepOutside(kept_source=job.outside.kept_source)
+    return replace(
+        job,
+        num_inference_steps=min(steps, job.num_inference_steps),
+        step_cache=None,
+        outside=outside,
+        finds_region=False,
+        lineage=replace(job.lineage, draft_of=job.custom_id),
+    )
+
+
+def _edits(request: RunRequest, jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs with the regions that were found."""
+    known, revision = _results(request), request.config.model.revision
+    return [
+        _in_region(job, known.get(job.custom_id), revision)
+        if isinstance(job, ImageJob) and job.finds_region
+        else job
+        for job in jobs
+    ]
+
+
+def _planned(request: RunRequest, with_drafts: bool, jobs: Sequence[Job]) -> list[Job]:
+    known, found = _results(request), list[Job]()
+    for job in jobs:
+        if not (isinstance(job, ImageJob) and job.finds_region):
+            found.append(job)
+        elif job.custom_id in known:
+            found.append(_in_region(job, known[job.custom_id], request.config.model.revision))
+        else:
+            draft = replace(_draft_of(job), custom_id=f"{job.custom_id}.draft")
+            found += [*([draft] if with_drafts else []), replace(job, finds_region=False)]
+    return found
+
+
+def _results(request: RunRequest) -> Results:
+    """Return the drafts' lines by id."""
+    folder = RunFolder(request.config.output.folder / REGIONS)
+    lines = folder.results() if folder.is_run else {}
+    return {name: line for name, line in lines.items() if line["status"] == "done"}
+
+
+def _in_region(job: ImageJob, draft: Mapping[str, Any] | None, revision: str | None) -> ImageJob:
+    """Return a job with the region that its draft changed; without one if it is not a part."""
+    whole = replace(job, finds_region=False)
+    if draft is None:
+        return replace(whole, draft="there is no draft that could find a region: drawn as a whole")
+    edit, size = draft["edit"], size_of(job.kept_image)
+    if edit["kind"] != "local" or edit["box"] is None:
+        why = {"none": "nothing", "background": "the background"}.get(edit["kind"])
+        why = why or f"the whole picture ({', '.join(edit['reasons'])})"
+        return replace(whole, draft=f"a draft changed {why}: drawn as a whole")
+    region = _grown(edit["box"], (size.width, size.height))
+    crop = crop_of(region, size, registry.model_card(job.model, revision).crop_sizes())
+    left, top, right, bottom = (0, 0, size.width, size.height) if crop is None else crop.box
+    if crop is None or (right - left) * (bottom - top) > _MOST * size.width * size.height:
+        return replace(whole, draft="a draft changed most of the picture: drawn as a whole")
+    assert job.outside is not None, "the source is kept"
+    return replace(
+        whole,
+        outside=replace(job.outside, region=Region(box_text(region))),
+        crop=crop.box,
+        size=SizeRequest(crop.drawn.height, crop.drawn.width),
+        draft=f"a draft changed {counted(edit['regions'], 'part')} in {box_text(region)}",
+    )
+
+
+def _grown(box: Sequence[int], size: tuple[int, int]) -> Box:
+    left, top, right, bottom = box
+    more = ceil(max(_GROWN * max(right - left, bottom - top), _LEAST * max(size)))
+    return (
+        max(0, left - more),
+        max(0, top - more),
+        min(size[0], right + more),
+        min(size[1], bottom + more),
+    )
