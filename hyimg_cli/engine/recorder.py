@@ -15,6 +15,7 @@ from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_digest, finishing_key, key_of, model_print
 from hyimg_cli.manifest.envelope import warnings_of
+from hyimg_cli.media.images import BLANK
 from hyimg_cli.pipelines.failures import FailureLimit, failed_job, with_retries
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
@@ -137,6 +138,7 @@ class Recorder:
         """Return the line fields of a job that was at work, however it ended."""
         job, clock = work.job, work.clock
         self._attempts[job.custom_id] += 1
+        ignored, blank = warnings_of(json.loads(job.extra_json)), [BLANK] if BLANK in notes else []
         return {
             "timings_s": _rounded(clock.timings_s()),
             "share_s": _rounded(clock.share_s()),
@@ -148,8 +150,8 @@ class Recorder:
             "finishing_key": finishing_key(job, self._config.output),
             "source_sha256": tuple(digests) or None,
             "model_sha256": model_print(job, self._config),
-            "warnings": tuple(dict.fromkeys((*warnings, *warnings_of(json.loads(job.extra_json))))),
-            "notes": tuple(dict.fromkeys(notes)),
+            "warnings": tuple(dict.fromkeys((*warnings, *blank, *ignored))),
+            "notes": tuple(note for note in dict.fromkeys(notes) if note != BLANK),
         }
 
     def _append(self, outcome: Outcome) -> JobEnded:

@@ -93,7 +93,11 @@ def test_how_a_picture_was_read_is_a_note_and_no_warning(
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     Image.new("RGB", (40, 80), "red").save(sources[0], exif=exif)
-    first, *_ = run(CacheConfig())
+    Image.new("RGBA", (64, 64)).save(sources[1])
+    by_id = {one.custom_id: one for one in run(CacheConfig())}
+    first, two = by_id["first"], by_id["two"]
+    assert two.warnings == ("the picture is transparent everywhere",), "it showed nothing"
+    assert "transparency composited on white" in two.notes
     assert first.warnings == ()
     assert first.notes == (
         "EXIF orientation applied",
