@@ -73,7 +73,8 @@ def workplace(
     (tmp_path / "chain.jsonl").write_text(fenced("chains", "jsonl"))
     for name, lines in (("jobs", [edit, prompt]), ("edits", [edit]), ("prompts", [prompt])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    shutil.copytree(REPOSITORY / "recipes" / "quickstart", tmp_path / "recipes" / "quickstart")
+    for name in ("quickstart", "photo"):
+        shutil.copytree(REPOSITORY / "recipes" / name, tmp_path / "recipes" / name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
