@@ -65,9 +65,9 @@ def workplace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_picture: Callable[..., Path]
 ) -> Path:
     """A folder with what the pages name: manifests, pictures, recipes; and a hub out of reach."""
-    for folder in ("in", "photos/a", "lists", "mine"):
+    for folder in ("in", "photos/a", "lists", "mine", "masks/a"):
         (tmp_path / folder).mkdir(parents=True)
-    for picture in ("in/cat.png", "photos/b.jpg", "photos/a/c.png"):
+    for picture in ("in/cat.png", "photos/b.jpg", "photos/a/c.png", "masks/b.png", "masks/a/c.png"):
         write_picture(picture)
     edit, prompt = fenced("manifests", "jsonl").splitlines()
     (tmp_path / "chain.jsonl").write_text(fenced("chains", "jsonl"))
