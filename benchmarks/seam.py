@@ -29,11 +29,15 @@ from hyimg_cli.finishing.outside import Edit, edit_of
 from hyimg_cli.finishing.placement import Placement
 from hyimg_cli.finishing.planes import Plane, opponent
 from hyimg_cli.finishing.seam import Seam, seam_of
+from hyimg_cli.journal.job_pictures import seam_level
 
 WIDER, CASTS = (0.0, 0.05, 0.2), (2.0, 3.0, 5.0)
-LIMITS = {"cast": 1.5, "step": 3.0}
-# Of several patches, a third of their box may hold none.
-LEAST_LOST = 0.1
+NAMES = ("cast", "step", "level", "own", "cut", "cut_step")
+# `level` is what `--max-seam` limits.
+LIMITS = {"cast": 1.5, "step": 3.0, "level": 2.5}
+# Part of a region's border that an edit crosses at least if it is cut off. Of several patches, some
+# may be left out whole, which `spill` says.
+LEAST_CROSSED = 0.03
 Box = tuple[int, int, int, int]
 
 
@@ -50,7 +54,7 @@ def main() -> None:
         rows += _measured(one, WIDER[number // len(LOCAL) % 3], np.random.default_rng(number))
     result = {
         "what": "seams of simulated edits in a region, clean and with planted faults",
-        "clean": {name: _spread(rows, name) for name in ("cast", "step", "own", "cut", "cut_step")},
+        "clean": {name: _spread(rows, name) for name in NAMES},
         "above": {name: _above(rows, name, limit) for name, limit in LIMITS.items()},
         "cut off": _cuts(rows),
         "processor_s": round(time.process_time() - started, 1),
@@ -75,10 +79,9 @@ def _measured(one: Case, wider: float, rng: np.random.Generator) -> Iterator[dic
             faulty = replace(edit, drawn=edit.drawn + colour * where)
             yield facts | {"planted": f"{how} {levels:g}"} | _numbers(seam_of(faulty))
     smaller = _cut_off(box, rng)
-    faulty, inside = _edit(one, smaller), one.mask[smaller[1] : smaller[3], smaller[0] : smaller[2]]
-    facts |= {"planted": "cut", "reasons": [*faulty.reasons]}
-    lost = 1 - float(inside.sum()) / float(one.mask.sum())
-    yield facts | {"lost": round(lost, 3)} | _numbers(seam_of(faulty))
+    faulty = _edit(one, smaller)
+    facts |= {"planted": "cut", "reasons": [*faulty.reasons], "crosses": _crosses(one, smaller)}
+    yield facts | _numbers(seam_of(faulty))
 
 
 def _edit(one: Case, box: Box) -> Edit:
@@ -89,7 +92,10 @@ def _edit(one: Case, box: Box) -> Edit:
 
 
 def _numbers(seam: Seam | None) -> dict[str, Any]:
-    return {} if seam is None else seam.to_json() | {"doubt": bool(seam.doubts)}
+    if seam is None:
+        return {}
+    level = seam_level({"seam": seam.to_json()})
+    return seam.to_json() | {"doubt": bool(seam.doubts), "level": level}
 
 
 def _wave(shape: tuple[int, int], rng: np.random.Generator) -> Plane:
@@ -114,6 +120,14 @@ def _cut_off(box: Box, rng: np.random.Generator) -> Box:
     third = round((box[2 + at % 2] - box[at % 2]) / 3)
     sides[at] += third if at < 2 else -third
     return sides[0], sides[1], sides[2], sides[3]
+
+
+def _crosses(one: Case, box: Box) -> float:
+    """Return the part of a region's border in the edit."""
+    left, top, right, bottom = box
+    inside = one.mask[top:bottom, left:right]
+    border = np.concatenate([inside[0], inside[-1], inside[:, 0], inside[:, -1]])
+    return round(float(border.mean()), 4)
 
 
 def _of(rows: list[dict[str, Any]], planted: str) -> list[dict[str, Any]]:
@@ -147,7 +161,7 @@ def _cuts(rows: list[dict[str, Any]]) -> dict[str, Any]:
         name: _share([row for row in _of(rows, "nothing") if row["wider"] == wider])
         for name, wider in groups.items()
     }
-    cut = [row for row in _of(rows, "cut") if row["lost"] >= LEAST_LOST]
+    cut = [row for row in _of(rows, "cut") if row["crosses"] >= LEAST_CROSSED]
     return shares | {"a third cut off": _share(cut)}
 
 

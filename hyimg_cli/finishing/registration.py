@@ -189,6 +189,10 @@ class _PyramidLevel:
     def _own_slopes(self) -> Plane:
         return _slopes(self.shown)
 
+    @cached_property
+    def _own_edges(self) -> Plane:
+        return np.asarray(np.square(self._own_slopes[2:]).sum(0))
+
     def is_flat_but_for_edges(self) -> bool:
         """Return True if edges differ far more than the rest of the picture, all in place."""
         told = self._equations(np.zeros(4))
@@ -204,7 +208,7 @@ class _PyramidLevel:
         if counted.size < 64:
             return _Equations(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros(4), 1.0, np.inf, np.inf)
         own, other = self._own_slopes, _slopes(moved)
-        edges = inside * np.square(own[2:]).sum(0)
+        edges = inside * self._own_edges
         left = float(edges @ np.abs(residual) / max(1e-6, float(edges.sum())))
         spread = float(np.median(np.abs(counted - np.median(counted))))
         # Without the edit, what differs has moved, even if most of the picture is flat.
@@ -241,12 +245,17 @@ def _errors(values: np.ndarray, noise: float) -> np.ndarray:
 def _slopes(plane: Plane) -> Plane:
     """Return each pixel's change per unit of each zoom and shift, [4, Y * X]."""
     # The difference between adjacent pixels: over longer ones, fine texture has no slope.
-    slopes = np.gradient(plane)
-    zooms = [
-        slope * (_ZOOM * (2 * np.arange(side) + 1 - side) / side).reshape((-1, 1)[:: 1 - 2 * axis])
-        for axis, (slope, side) in enumerate(zip(slopes, plane.shape, strict=True))
-    ]
-    return np.stack([*zooms, *slopes]).reshape(4, -1).astype(np.float32)
+    rows, columns = np.gradient(plane)
+    found = np.empty((4, *plane.shape), np.float32)
+    for axis, slope in enumerate((rows, columns)):
+        side = plane.shape[axis]
+        units = _ZOOM * (2 * np.arange(side) + 1 - side) / side
+        # Multiplied with 64 bits, then rounded.
+        np.multiply(
+            slope, units[:, None] if axis == 0 else units, out=found[axis], casting="same_kind"
+        )
+        found[2 + axis] = slope
+    return found.reshape(4, -1)
 
 
 def _high_passed(plane: Plane) -> Plane:

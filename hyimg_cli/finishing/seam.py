@@ -24,10 +24,10 @@ from hyimg_cli.finishing.planes import (
 # this side, of which at least this part is surroundings.
 _RING, _CELL, _LEAST_PART, _LEAST_SIDE = (3.0, 16.0), 24.0, 0.08, 6
 _SMOOTH = 1.5
-# An edit goes on beyond a region if it reaches this far out, per megapixel: a found edit is up to
-# six pixels wider than what was drawn. It is cut off if it does so along more than this part of the
-# region's border, and differs there by more than this.
-_BEYOND, _CUT, _CUT_STEP = 8.0, 0.02, 6.0
+# An edit goes on beyond a region if it reaches this far out, per megapixel, and differs by more
+# than this there: a found edit has a faint rim of six pixels, but not more. It is cut off if it
+# does so along more than this part of the region's border.
+_BEYOND, _THICK, _CUT, _CUT_STEP = 8.0, 3.0, 0.02, 7.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Seam:
     that its cells share; `step`, the difference of a cell, of which nine in ten have less. `own`:
     the source's own variation in such a cell. All are None if nothing is around the edit. `cut`:
     the part of the region's border where the edit goes on beyond it; `cut_step`: the difference
-    there.
+    just beyond.
     """
 
     cast: float | None
@@ -111,15 +111,17 @@ def _cells(edit: Edit, found: Mask) -> tuple[Plane, Plane] | None:
 
 
 def _cut(edit: Edit, allowed: Mask) -> tuple[float, float]:
-    """Return the part of the region's border that the edit crosses, and its difference there.
+    """Return the part of the region's border that the edit crosses, and its difference beyond.
 
     The picture's own border ends no edit.
     """
+    scale = scale_of(allowed.shape)
     border = allowed & ~ndimage.binary_erosion(allowed, np.ones((3, 3)), border_value=1)
-    reach = _BEYOND * scale_of(allowed.shape)
+    reach = _BEYOND * scale
     beyond = edit.found & ~within(allowed, reach)
     crossed = border & edit.found & within(beyond, reach + 2)
     if not crossed.any():
         return 0.0, 0.0
-    apart = length(opponent(blurred(edit.drawn - edit.reference, 1.0)))[crossed]
+    just_beyond = beyond & within(allowed, reach + max(2.0, _THICK * scale))
+    apart = length(opponent(blurred(edit.drawn - edit.reference, 1.0)))[just_beyond]
     return float(crossed.sum() / border.sum()), float(np.quantile(apart, 0.75))
