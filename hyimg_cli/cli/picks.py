@@ -82,12 +82,13 @@ def show_best_of(request: RunRequest, style: Style, *, again: str) -> int:
 
 def show_found_regions(request: RunRequest, style: Style, *, again: str) -> int:
     """Draw drafts that find regions, then the regions; return the exit code."""
-    from hyimg_cli.scoring.found_regions import FoundRegions
+    from hyimg_cli.scoring.found_regions import REGIONS, FoundRegions
 
-    place = str(request.config.output.folder)
-    flow = FoundRegions(
-        request, Report(style, place=place, again=again, retry=f"{again} --retry-failed").show
+    out, retry = request.config.output.folder, f"{again} --retry-failed"
+    edits, drafts = (
+        Report(style, place=str(place), again=again, retry=retry) for place in (out, out / REGIONS)
     )
+    flow = FoundRegions(request, edits.show, drafts.show)
     with stoppable(flow.request_stop):
         flow.run()
     last = flow.summaries[-1]

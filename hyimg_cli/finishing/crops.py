@@ -46,7 +46,7 @@ class Crop:
 def crop_of(
     region: Box, source: Size, sizes: Sequence[Size], context: float | None = None
 ) -> Crop | None:
-    """Return the crop in which a region is edited; None if it is the whole photograph.
+    """Return the crop in which a region is edited; None for the whole photograph, or no size.
 
     It contains the region, lies in the photograph, and has the shape of one of the `sizes`, unless
     it needs a whole side of the photograph. `context`: the part of the region's longer side that is
@@ -54,8 +54,9 @@ def crop_of(
     one that the region fills by half.
     """
     crops = [Crop(_box_of(region, source, size, context), size) for size in sizes]
-    best = min(crops, key=lambda one: _faults(one, region))
-    return None if best.box == (0, 0, source.width, source.height) else best
+    best = min(crops, key=lambda one: _faults(one, region), default=None)
+    is_part = best is not None and best.box != (0, 0, source.width, source.height)
+    return best if is_part else None
 
 
 def _faults(crop: Crop, region: Box) -> tuple[float, int, int, int]:

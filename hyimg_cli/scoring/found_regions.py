@@ -41,23 +41,21 @@ Results = Mapping[str, Mapping[str, Any]]
 
 @dataclass
 class FoundRegions:
-    """Runs `hyimg generate … --region-size native` without regions. `summaries`: of its runs."""
+    """Runs `hyimg generate … --region-size native` without regions. `summaries`: of its runs.
+
+    `on_draft`: gets the events of the drafts.
+    """
 
     request: RunRequest
     on_event: OnEvent
+    on_draft: OnEvent
     summaries: list[Summary] = field(default_factory=list)
     _at_work: ManifestRun | None = None
     _stop_signal: int | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for what drafts exclude, before anything is drawn."""
-        why, config = "", self.request.config
-        if address_of(config.output.folder):
-            why = "drafts find the regions in a folder on this machine, but -o is an address"
-        elif self.request.selection.shard:
-            why = "drafts find the regions of a whole run: remove --shard"
-        if why:
-            raise UsageError(why, hint="give regions", code="usage.regions")
+        refuse_without_drafts(self.request)
 
     def request_stop(self, signal_number: int) -> bool:
         """Stop as `ManifestRun.request_stop` does."""
@@ -70,20 +68,33 @@ class FoundRegions:
         if any(map(_is_unfound, _read(self.request).jobs)):
             said = f"drafts of the whole find the regions; they are in {out / REGIONS}"
             self.on_event(Remark(said, "info"))
-            self._draw(out / REGIONS, _drafts)
+            self._draw(out / REGIONS, _drafts, self.on_draft)
             if self.summaries[-1].left:  # ended early, by --fail-fast
                 return
-        self._draw(out, partial(_edits, self.request))
+        self._draw(out, partial(_edits, self.request), self.on_event)
 
-    def _draw(self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
+    def _draw(
+        self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]], on_event: OnEvent
+    ) -> None:
         config = self.request.config
         config = replace(config, output=replace(config.output, folder=folder))
         request = replace(self.request, config=config, change=change, finds_regions=True)
         run = self._at_work = ManifestRun(request)
         if self._stop_signal is not None:
             run.request_stop(self._stop_signal)
-        self.summaries.append(run.run(self.on_event))
+        self.summaries.append(run.run(on_event))
         self._at_work = None
+
+
+def refuse_without_drafts(request: RunRequest) -> None:
+    """Raise UsageError for a run whose drafts would not be where its edits look for them."""
+    why = ""
+    if address_of(request.config.output.folder):
+        why = "drafts find the regions in a folder on this machine, but -o is an address"
+    elif request.selection.shard:
+        why = "drafts find the regions of a whole run: remove --shard"
+    if why:
+        raise UsageError(why, hint="give regions", code="usage.regions")
 
 
 def finds_regions(request: RunRequest) -> bool:
@@ -103,7 +114,7 @@ def planned(request: RunRequest, *, with_drafts: bool) -> RunRequest:
     """
     if not finds_regions(request):
         return request
-    FoundRegions(request, lambda _: None)
+    refuse_without_drafts(request)
     return replace(request, change=partial(_planned, request, with_drafts), finds_regions=True)
 
 
