@@ -10,12 +10,12 @@ import typer
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
-from hyimg_cli.errors import HyimgError
+from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.media.carried import history_of_file
 from hyimg_cli.media.history import History
 from hyimg_cli.media.metadata import CHAIN
 from hyimg_cli.media.recorded import Described, read_described
-from hyimg_cli.spec.job import FORMATS
+from hyimg_cli.spec.job import FORMATS, Encoding
 
 
 def info(
@@ -31,7 +31,7 @@ def info(
     faults: list[HyimgError] = []
     for path in files:
         try:
-            described = read_described(path)
+            described = _described(path)
             if as_json:
                 render.json_line(_as_json(described))
             else:
@@ -41,6 +41,18 @@ def info(
             faults.append(error)
             render.error(error)
     raise typer.Exit(faults[0].exit_code if faults else 0)
+
+
+def _described(path: Path) -> Described:
+    """Return a file's metadata; of an edit without any, only its kind, if its history is kept."""
+    try:
+        return read_described(path)
+    except UsageError as error:
+        if error.code == "metadata.none":
+            for kind in FORMATS:
+                if path.suffix == Encoding(kind).suffix and history_of_file(path):
+                    return Described(path, kind, None)
+        raise
 
 
 def _as_json(described: Described) -> dict[str, Any]:
@@ -94,6 +106,9 @@ def _lines(described: Described) -> Iterator[str]:
         for title, values in made.items():
             if values:
                 yield f"  {title}: {', '.join(f'{name} {value}' for name, value in values.items())}"
+    elif found := _history(described):
+        yield f"{file}: an edit by hyimg, without metadata"
+        yield from _chain_lines(*found)
     else:
         its = "; its parameters:" if described.parameters else ""
         yield f"{file}: not made by hyimg{its}"

@@ -4,7 +4,7 @@ A link is the path of the file that the earlier job will write. The key of a job
 that file but on the key of the job that makes it, so what is left to do is known before the run.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
 
@@ -21,27 +21,36 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job, Link
 
 
-def link_jobs(jobs: Sequence[Job], config: RunConfig) -> tuple[Job, ...]:
+def link_jobs(
+    jobs: Sequence[Job], config: RunConfig, settle: Callable[[Job], Job] | None = None
+) -> tuple[Job, ...]:
     """Return the jobs with the paths and the keys of the results that they edit.
 
-    Raises CheckpointError if a job's weights are incomplete.
+    `settle`: changes each job once those before it are settled. Raises CheckpointError if a job's
+    weights are incomplete.
     """
+    settle = settle or _as_it_is
     before = {job.custom_id: names for job in jobs if (names := links_of(job))}
     if not before:
-        return tuple(jobs)
+        return tuple(map(settle, jobs))
     by_id = {job.custom_id: job for job in jobs}
     made = dict[str, tuple[str, Link]]()
     wanted = {name for names in before.values() for name in names}
-    for name in TopologicalSorter(before).static_order():
+    for name in TopologicalSorter({name: before.get(name, ()) for name in by_id}).static_order():
         job = by_id[name]
         if name in before:
             found = [made.get(linked(path), (path, None)) for path in job.images]
             images, links = zip(*found, strict=True)
-            job = by_id[name] = replace(job, images=images, links=links)
+            job = replace(job, images=images, links=links)
+        job = by_id[name] = settle(job)
         if name in wanted:
             path = joined(config.output.folder, f"{OUTPUTS}/{path_of(job)}")
             made[name] = str(path), Link(name, result_key(job, config))
     return tuple(by_id.values())
+
+
+def _as_it_is(job: Job) -> Job:
+    return job
 
 
 def refuse_links(jobs: Sequence[Job], why: str) -> None:

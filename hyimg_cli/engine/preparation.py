@@ -22,7 +22,7 @@ from hyimg_cli.engine.runner import RunRequest, Summary
 from hyimg_cli.engine.sources import SourcesSeen, probe_sources, refuse_hopeless, turned_sizes
 from hyimg_cli.errors import HyimgError, ManifestError, SourceImageError
 from hyimg_cli.journal.bucket import run_folder
-from hyimg_cli.journal.drawn_whole import as_drawn
+from hyimg_cli.journal.drawn_whole import DrawnWhole
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.resume import LOST, Resumption, resume
 from hyimg_cli.manifest.planner import Shard, make_plan
@@ -149,18 +149,16 @@ def read_jobs(
         every = tuple(request.change(every))
     with refusals.caught():
         request = replace(request, config=place(request.config))
-    if request.policy.resume:
-        with refusals.caught():
-            folder = run_folder(request.config.output.folder)
-            every, count = as_drawn(every, folder, request.config)
-            if count:
-                what = f"{counted(count, 'edit')} drawn before from the whole source"
-                tell(Remark(f"{what}; --region-size native draws the region alone", "info"))
+    with refusals.caught():
+        known = DrawnWhole(run_folder(request.config.output.folder), request.config)
+        every = link_jobs(every, request.config, known.settle if request.policy.resume else None)
+        if known.count:
+            what = f"{counted(known.count, 'edit')} drawn before from the whole source"
+            tell(Remark(f"{what}; --region-size native draws the region alone", "info"))
     # The lines may be a million; only their jobs are needed from here on.
     request = replace(request, manifest=replace(request.manifest, lines=()))
     jobs, shard = list[Job](), None
     with refusals.caught():
-        every = link_jobs(every, request.config)
         if request.selection.shard:
             refuse_links(every, "its source may be in another shard")
         jobs, shard = request.selection.of(every, request.config.model.revision)

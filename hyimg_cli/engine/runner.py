@@ -205,7 +205,9 @@ def examine(
             is_own = field in job.user_fields or field not in settings
             place = line if is_own else settings[field].origin
             unfit[line] = fault(slug, error.what, where=f"{place}: {field}", hint=error.hint)
-    good, broken = unbroken([job for job in jobs if job.source_line not in unfit])
+    if unfit:
+        jobs = [job for job in jobs if job.source_line not in unfit]
+    good, broken = unbroken(jobs)
     # A fault caused by a setting is the same in every line, and is reported once.
     once = {(one.where, one.what): one for one in unfit.values()}
     return good, in_line_order(

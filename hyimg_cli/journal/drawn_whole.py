@@ -3,10 +3,13 @@
 They are only finished again when a region is added, or when hyimg would draw a crop by itself now.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
+from hyimg_cli.errors import SourceImageError
 from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import key_of, source_digest
 from hyimg_cli.media.images import size_of
@@ -15,25 +18,32 @@ from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
 
 
-def as_drawn(
-    jobs: Sequence[Job], folder: RunFolder, config: RunConfig
-) -> tuple[tuple[Job, ...], int]:
-    """Return the jobs, without the crops that `auto` chose for drawings that exist without.
+class DrawnWhole:
+    """The drawings of a folder; `count`: how many jobs keep one that has no crop."""
 
-    Also returns their number.
-    """
-    by_itself = {id(job) for job in jobs if isinstance(job, ImageJob) and _is_chosen(job, config)}
-    if not by_itself:
-        return tuple(jobs), 0
-    results, digest_of, count, found = folder.results(), cache(source_digest), 0, list[Job]()
-    for job in jobs:
-        entry = results.get(job.custom_id) if id(job) in by_itself else None
-        if isinstance(job, ImageJob) and entry is not None and "plain" in files_of_edit(entry):
-            whole = _whole(job, config)
-            if entry.get("key") == key_of(whole, [*map(digest_of, job.images)], config):
-                job, count = whole, count + 1
-        found.append(job)
-    return tuple(found), count
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        self._folder, self._config, self.count = folder, config, 0
+        self._digest_of = cache(source_digest)
+
+    @cached_property
+    def _results(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._folder.results()
+
+    def settle(self, job: Job) -> Job:
+        """Return a job, without the crop that `auto` chose if its drawing exists without."""
+        if not isinstance(job, ImageJob) or not _is_chosen(job, self._config):
+            return job
+        entry = self._results.get(job.custom_id)
+        if entry is None or "plain" not in files_of_edit(entry):
+            return job
+        # A source that cannot be read fails its job later.
+        with suppress(SourceImageError):
+            whole = _whole(job, self._config)
+            digests = [*map(self._digest_of, job.images)]
+            if entry.get("key") == key_of(whole, digests, self._config):
+                self.count += 1
+                return whole
+        return job
 
 
 def _is_chosen(job: ImageJob, config: RunConfig) -> bool:

@@ -55,10 +55,10 @@ def in_order(
             return [by_place[where] for where in order if where in by_place], [*faults.values()]
 
 
-def unbroken(jobs: Sequence[Job]) -> tuple[list[Job], list[HyimgError]]:
+def unbroken(jobs: list[Job]) -> tuple[list[Job], list[HyimgError]]:
     """Return the jobs whose links all lead to jobs; and a fault for each line of another one."""
     if not any(map(links_of, jobs)):
-        return [*jobs], []
+        return jobs, []
     kept, faults = {job.custom_id: job for job in jobs}, dict[str, HyimgError]()
     count = 0
     while count != len(kept):

@@ -61,6 +61,8 @@ def make_plan(jobs: Sequence[Job], card_of: Callable[[str], ModelCard]) -> Plan:
     picture model.
     """
     depths, card = depths_of(jobs), cache(card_of)
+    if not depths:  # of a million jobs, another list takes 8 MB
+        return Plan(tuple(_groups(jobs, card)))
     waves = group_by(jobs, lambda job: depths.get(job.custom_id, 0))
     return Plan(tuple(one for depth in sorted(waves) for one in _groups(waves[depth], card)))
 

@@ -106,3 +106,39 @@ def test_ten_links_killed_anywhere_are_those_of_an_undisturbed_run(
         free = expected[f"link-{n}.mask.png"] == 0
         assert np.array_equal(pixels[free], before[free])
         before = pixels
+
+
+@pytest.mark.thorough
+def test_links_of_a_large_photograph_are_drawn_as_crops_and_finished_again(
+    run_cli: Any, write_manifest: Any, tmp_path: Path
+) -> None:
+    y, x = np.mgrid[:300, :400]
+    photo = np.stack([x / 4 + 60, y / 3 + 70, 180 - x / 5], -1)
+    for column in (100, 300):
+        photo[np.hypot(y - 150, x - column) < 30] = (200, 40, 40)
+    Image.fromarray(photo.astype(np.uint8)).save(tmp_path / "photo.png")
+    boxes = ("60,110,140,190", "260,110,340,190", "60,110,140,190")
+    common = {"prompt": "make it green", "seed": 1, "bot_task": "none", "num_inference_steps": 8}
+    lines: list[dict[str, Any]] = [
+        {"custom_id": f"link-{n}", "region": box, "images": [f"@link-{n - 1}"]} | common
+        for n, box in enumerate(boxes)
+    ]
+    lines[0]["images"] = ["photo.png"]
+    command = ("generate", write_manifest(*lines), "-o", tmp_path / "out", "--no-prewarm")
+    assert run_cli(*command).code == 0
+    made = RunFolder(tmp_path / "out").results()
+    assert all("crop" in line["edit"] for line in made.values())
+    assert "3 skipped" in run_cli(*command).err
+    # No metadata: finished again, in order, and the history is next to the pictures.
+    again = run_cli(*command, "--no-metadata")
+    assert "3 edits finished again from the saved redraws" in again.err
+    last = tmp_path / "out" / "outputs" / "link-2.png"
+    shown = run_cli("info", last)
+    assert shown.code == 0
+    assert "an edit by hyimg, without metadata" in shown.out
+    assert outside_of(tmp_path / "photo.png", last, KeepOutside())["outside_by"] == "touched"
+    # Another first link is another source for those after it, which the run says first.
+    lines[0] |= {"region": "60,110,141,190", "region_mode": "instead"}
+    refused = run_cli("generate", write_manifest(*lines), "-o", tmp_path / "out")
+    assert refused.code == 2
+    assert "of 3 jobs differ" in refused.err
