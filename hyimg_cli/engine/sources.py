@@ -192,12 +192,26 @@ def _unfit(
     Either no 8-bit picture could equal the source, or their region is not a valid region of it.
     """
     depth, region = cache(depth_fault), cache(_region_fault)
+    by_id = {job.custom_id: job for job in jobs} if any(job.links for job in jobs) else {}
     for job in jobs:
-        if not isinstance(job, ImageJob) or job.outside is None or job.kept_image not in sizes:
+        if not isinstance(job, ImageJob) or job.outside is None:
             continue
-        error = depth(Path(job.kept_image)) or region(job.outside, sizes[job.kept_image])
+        size = _kept_size(job, sizes, by_id)
+        if size is None:
+            continue
+        error = depth(Path(job.kept_image)) or region(job.outside, size)
         if error is not None:
             yield job.custom_id, error
+
+
+def _kept_size(job: ImageJob, sizes: Mapping[str, Size], by_id: Mapping[str, Job]) -> Size | None:
+    """Return the size of the source that a job keeps, or of the first source of a chain."""
+    while job.kept_image not in sizes:
+        maker = by_id.get(job.kept_link.custom_id) if job.kept_link else None
+        if not isinstance(maker, ImageJob) or maker.outside is None:
+            return None
+        job = maker
+    return sizes[job.kept_image]
 
 
 def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:

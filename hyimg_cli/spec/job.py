@@ -225,6 +225,12 @@ class ImageJob(o.PictureOptions, _Line):
         return self.images[self.outside.kept_source - 1]
 
     @property
+    def kept_link(self) -> Link | None:
+        """The job that makes that source; None if it is a file."""
+        assert self.outside is not None, "the job keeps the source outside the edit"
+        return self.links[self.outside.kept_source - 1] if self.links else None
+
+    @property
     def kept_view(self) -> View:
         """What the model sees of the source that stays equal outside the edit."""
         assert self.outside is not None, "the job keeps the source outside the edit"

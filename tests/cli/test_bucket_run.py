@@ -224,3 +224,27 @@ def test_a_store_that_never_answers_is_told_of_and_left(
         finally:
             for known in (remote._system, remote._answers):
                 known.cache_clear()
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("endpoint")
+def test_a_chain_in_a_bucket_edits_results_of_the_bucket(run_cli: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (96, 64), (60, 90, 30)).save(tmp_path / "in.png")
+    common = {"prompt": "brighter", "seed": 1, "bot_task": "none", "keep_outside": True}
+    lines = [
+        {"custom_id": f"link-{n}", "images": [f"@link-{n - 1}" if n else "in.png"]} | common
+        for n in range(3)
+    ]
+    (tmp_path / "chain.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("generate", tmp_path / "chain.jsonl", "--steps", "2", "--no-prewarm", "-o")
+    for place in ("s3://bucket/chain", tmp_path / "here"):
+        assert run_cli(*command, place).code == 0
+    assert "3 skipped" in run_cli(*command, "s3://bucket/chain").err
+    assert run_cli("merge", "s3://bucket/chain", "-o", tmp_path / "all").code == 0
+    for n in range(3):
+        made, own = (
+            Image.open(tmp_path / folder / "outputs" / f"link-{n}.png")
+            for folder in ("all", "here")
+        )
+        assert made.tobytes() == own.tobytes()
+    assert "3 skipped" in run_cli(*command, tmp_path / "all").err

@@ -192,6 +192,26 @@ def test_edits_after_a_missing_source_fail_with_it(
     assert codes == {"a": "source.missing", "b": "source.link", "d": None}
 
 
+def test_a_mask_of_a_result_is_read_before_the_run(
+    run_cli: Run, write_manifest: Write, write_picture: Any, fake_session: Any, tmp_path: Path
+) -> None:
+    """Its mask may be wrong in itself, which no drawing should have to find out."""
+    source = write_picture("photo.png")
+    with Image.open(source) as image:
+        holes = image.convert("RGBA")
+    holes.putpixel((0, 0), (0, 0, 0, 0))
+    holes.save(tmp_path / "mask.png")
+    first = line("a", str(source), keep_outside=True)
+    later = B | {"region": str(tmp_path / "mask.png")}
+    ran = run_cli("check", write_manifest(first, later, C))
+    assert ran.code == 1
+    assert "the mask has transparency, which has two readings" in ran.err
+    assert run_cli("generate", write_manifest(first, later, C), "-o", tmp_path / "out").code == 1
+    assert fake_session.ran == ["a"]
+    codes = [(one["error"] or {}).get("code") for one in outcomes(tmp_path / "out").values()]
+    assert codes == ["source.region", "source.link", None]
+
+
 @THOROUGH
 def test_a_joined_folder_has_its_own_links(
     run_cli: Run, write_manifest: Write, fake_session: Any, tmp_path: Path
