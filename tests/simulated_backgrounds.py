@@ -43,15 +43,25 @@ def background(
     side: int = 704,
     drawn: int = 512,
     soft: float | None = None,
+    glow: float = 0.0,
+    fringe: float = 0.0,
 ) -> Replaced:
-    """Return a photograph of this side whose subject is `share` of it, before a new backdrop."""
+    """Return a photograph of this side whose subject is `share` of it, before a new backdrop.
+
+    Around it, the redraw may have a `glow` of so many levels, or this part of the old background.
+    """
     name = str(rng.choice(_SUBJECTS))
     source = _cut(photograph(name), side, rng)
     blur = float(rng.uniform(1, 6) if soft is None else soft)
     subject = subject_of((side, side), outline, share, blur, rng)
     other = BACKDROP[backdrop](source, rng)
-    truth = _bytes(source * subject[..., None] + other * (1 - subject[..., None]))
-    return _redrawn(f"{outline}-{backdrop}-{share:.2f}-{name}", source, truth, subject, drawn, rng)
+    truth = source * subject[..., None] + other * (1 - subject[..., None])
+    if glow or fringe:
+        away = ndimage.distance_transform_edt(subject < 0.5) * 1024 / side
+        rim = (np.exp(-np.square(away / 6)) * (1 - subject))[..., None]
+        truth = truth + rim * (glow + fringe * (source - truth))
+    name = f"{outline}-{backdrop}-{share:.2f}-{name}"
+    return _redrawn(name, source, _bytes(truth), subject, drawn, rng)
 
 
 def restyle(rng: np.random.Generator, how: str, side: int = 704, drawn: int = 512) -> Replaced:

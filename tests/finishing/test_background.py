@@ -45,8 +45,17 @@ def inner(alpha: np.ndarray) -> np.ndarray:
     return np.asarray(ndimage.distance_transform_edt(alpha > 0.999) > 3)
 
 
-@pytest.mark.parametrize("is_redrawn", [False, True], ids=["perfect", "redrawn"])
-@pytest.mark.parametrize("share", [0.14, 0.33, 0.57])
+@pytest.mark.parametrize(
+    ("share", "is_redrawn"),
+    [
+        (0.14, True),
+        (0.57, False),
+        *(
+            pytest.param(share, is_redrawn, marks=pytest.mark.thorough)
+            for share, is_redrawn in ((0.14, False), (0.33, False), (0.33, True), (0.57, True))
+        ),
+    ],
+)
 def test_the_subject_before_a_new_background_is_the_sources(share: float, is_redrawn: bool) -> None:
     source, drawn, alpha = before_white(share, is_redrawn)
     edit, result = compared(source, drawn)
@@ -70,6 +79,15 @@ def test_a_restyled_picture_has_no_part_that_stays() -> None:
     assert result.matte.min() == 255
 
 
+@pytest.mark.thorough
+def test_black_in_a_drawing_of_edges_is_no_part_that_stays() -> None:
+    rng = np.random.default_rng(77)
+    *_, one = [restyle(rng, "edges", 484, 352) for _ in range(5)]
+    edit, _ = compared(one.reference, one.drawn)
+    assert edit.kind == "global"
+
+
+@pytest.mark.thorough
 def test_two_parts_with_soft_borders_stay_before_another_photograph() -> None:
     one = background(np.random.default_rng(6), "two", "photograph", 0.4, SIDE, SIDE, soft=2)
     edit, result = compared(one.source, one.drawn)
