@@ -7,7 +7,7 @@ it comes back is the number of source pixels per drawn pixel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, gcd, isqrt, sqrt
+from math import gcd, isqrt, sqrt
 
 from hyimg_cli.spec.job import Size
 
@@ -59,18 +59,18 @@ def crop_of(
     return best if is_part else None
 
 
-def _faults(crop: Crop, region: Box) -> tuple[float, int, int, int]:
+def _faults(crop: Crop, region: Box) -> tuple[float, float, int, int]:
     """Return what makes a crop worse than another one, the most important first.
 
-    A stretch; the scale, in tenths; what lacks around the region where least is shown; a shape, so
-    that the order is total.
+    A stretch; the scale; what lacks around the region where least is shown, as several crops are
+    drawn one to one; a shape, so that the order is total.
     """
     left, top, right, bottom = crop.box
     width, height = right - left, bottom - top
     shapes = sorted((width * crop.drawn.height, height * crop.drawn.width))
     stretch = max(0.0, shapes[1] / shapes[0] - 1 - _STRETCH)
     room = min(width - (region[2] - region[0]), height - (region[3] - region[1]))
-    return round(stretch, 3), ceil(10 * crop.scale), -room, crop.drawn.width
+    return round(stretch, 3), crop.scale, -room, crop.drawn.width
 
 
 def _box_of(region: Box, source: Size, size: Size, context: float | None) -> Box:
