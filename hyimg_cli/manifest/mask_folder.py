@@ -3,9 +3,10 @@
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError, ManifestError, SourceImageError
@@ -69,8 +70,12 @@ class MaskFolder:
 
     def lacks(self, pictures: Sequence[str], what: str) -> SourceImageError:
         """Return the error that these pictures have no mask, which `what` says."""
-        stem = Path(pictures[0]).stem
-        return self._fault(what, f"name it {stem}.png, {stem}.mask.png or {stem}_mask.png")
+        above, name = os.path.split(os.path.abspath(pictures[0]))
+        stem = os.path.splitext(name)[0]
+        names = [f"{stem}.png", f"{stem}.mask.png", f"{stem}_mask.png"]
+        if os.path.abspath(self._of(above)) == above:
+            del names[0]
+        return self._fault(what, f"name it {', '.join(names[:-1])} or {names[-1]}")
 
     def unused(self) -> list[str]:
         """Return the pictures of the folder that are no picture's mask so far."""
@@ -150,8 +155,9 @@ def with_regions(
         faults.append(fault("region", lack.what, lack.where, lack.hint))
     if faults and not may_lack:
         raise ManifestError(faults)
-    notes = list(found.notes)
-    if unused := [one for one in masks.unused() if Path(one) not in files.values()]:
+    notes = [*found.notes, *_notes(found, {}, "", used)]
+    skipped = {Path(one) for one in (*found.files.values(), *chain(*found.masks.values()))}
+    if unused := [one for one in masks.unused() if Path(one) not in skipped]:
         what = f"{counted(len(unused), 'mask')} without a picture"
         notes.append(f"skipped {what}: {names_text(unused, _NAMED)}")
     return replace(found, files=files, regions=regions, notes=tuple(notes))
@@ -176,9 +182,18 @@ def _of_own_masks(found: Sources) -> dict[str, Region]:
     return {name: Region(REGION.as_path(str(masks[0]))) for name, masks in found.masks.items()}
 
 
-def _notes(found: Sources, regions: Mapping[str, Region], remedy: str) -> Iterator[str]:
-    """Yield what became of the masks next to pictures; `remedy`: what would use them."""
-    masks = sorted({str(one) for several in found.masks.values() for one in several})
+def _notes(
+    found: Sources,
+    regions: Mapping[str, Region],
+    remedy: str,
+    used: Collection[str] = (),
+) -> Iterator[str]:
+    """Yield what became of the masks next to pictures.
+
+    `remedy`: what would use them. `used`: those that are a folder's masks, as absolute paths.
+    """
+    own = {str(one) for one in chain(*found.masks.values())}
+    masks = sorted(one for one in own if os.path.abspath(one) not in used)
     if masks and regions:
         of = counted(len(found.files), "picture")
         yield f"{len(regions)} of {of} limited by a mask next to it: {names_text(masks, _NAMED)}"

@@ -22,6 +22,7 @@ from hyimg_cli.manifest.envelope import API_FIELDS, IGNORED, is_left_out, unwrap
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.media.images import size_of
+from hyimg_cli.media.masks import are_alike
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
 from hyimg_cli.serve.uploads import Upload, Uploads
 from hyimg_cli.settings.config import Setting
@@ -29,6 +30,7 @@ from hyimg_cli.settings.kinds import ANY_TEXT, TEXT
 from hyimg_cli.settings.paths import REGION, PathKind
 from hyimg_cli.settings.table import TABLES
 from hyimg_cli.settings.values import BadValue, shown
+from hyimg_cli.spec.job import Size
 
 # The endpoints for pictures, and the names of their streamed events.
 EVENTS = {
@@ -216,10 +218,9 @@ class Wire:
     def _region_of(self, mask: Path, source: Path) -> Path:
         """Return a mask as a region, white where the mask is transparent. Raises Refused."""
         with self.uploads.decoding:
-            own, size = own_picture(mask)[0], own_picture(source)[0].size
-        if own.size != size:
-            sides = " and its image ".join(f"{one[0]}x{one[1]}" for one in (own.size, size))
-            what = f"the mask is {sides}"
+            own, size = own_picture(mask)[0], size_of(str(source))
+        if not are_alike(Size(own.height, own.width), size):
+            what = f"the mask is {own.width}x{own.height} and its image {size}"
         elif own.mode not in ("RGBA", "LA"):
             what = "the mask has no alpha channel"
         else:
@@ -229,7 +230,7 @@ class Wire:
                 region.save(kept, "PNG")
                 return self.uploads.keep(kept).path
             what = "the mask is not transparent anywhere"
-        hint = "make it transparent where to edit, in the size of the first image"
+        hint = "make it transparent where to edit, in the shape of the first image"
         raise bad_request("mask", what, "source.region", hint)
 
 

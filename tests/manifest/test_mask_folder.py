@@ -212,3 +212,25 @@ def test_eval_takes_the_mask_of_its_source(tree: Tree, run_cli: Run) -> None:
     with pytest.raises(SourceImageError):
         MaskFolder("in").needed_for("in/b.png")
     assert "has no mask" in run_cli(*given, "in").err
+
+
+def test_with_another_folder_of_masks_those_next_to_pictures_are_skipped(tree: Tree) -> None:
+    tree("p/cat.jpg", "p/cat.mask.png", "masks/cat.png")
+    kept = found("p", region="masks")
+    assert ({**kept.regions}, kept.notes) == (
+        {"cat.jpg": "masks/cat.png"},
+        ("skipped 1 mask next to pictures: p/cat.mask.png",),
+    )
+    assert found("p", region="0,0,9,9").notes == kept.notes
+    tree("p/dog.jpg")
+    with pytest.raises(ManifestError) as caught:
+        found("p", region="p")
+    assert caught.value.faults[0].hint == "name it dog.mask.png or dog_mask.png"
+
+
+def test_skip_invalid_runs_the_pictures_that_have_masks(tree: Tree, run_cli: Run) -> None:
+    tree("p/a.jpg", "p/b.jpg", "masks/a.png")
+    how = ("p", "--prompt", "x", "--region", "masks")
+    assert "1 of 2 pictures without a mask: p/b.jpg" in run_cli("plan", *how).err
+    ran = run_cli("plan", *how, "--skip-invalid")
+    assert (ran.code, "1 job, " in ran.out) == (0, True)

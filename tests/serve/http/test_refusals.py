@@ -161,7 +161,7 @@ def test_no_path_and_no_address_is_read(client: TestClient, place: Any) -> None:
         ({"images": [PICTURE], "image": PICTURE}, "manifest.duplicate-field", "image"),
         ({}, "manifest.missing-field", "images"),
         ({"images": [PICTURE], "mask": PICTURE}, "source.region", "mask"),
-        ({"images": [PICTURE], "mask": as_url(png((8, 8), "RGBA"))}, "source.region", "mask"),
+        ({"images": [PICTURE], "mask": as_url(png((8, 6), "RGBA"))}, "source.region", "mask"),
         (
             {"images": [PICTURE], "mask": as_url(png(mode="RGBA", colour=(0, 0, 0, 255)))},
             "source.region",
