@@ -105,7 +105,7 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
 
 
 def _crop(asked: Entry, edit: Entry) -> Record | None:
-    """Return where an edit was drawn that saw a part of its source, and where it was allowed.
+    """Return where an edit was drawn that saw a part of its source, and the region.
 
     Boxes are LEFT, TOP, RIGHT, BOTTOM in the source's pixels. The `source` counts from 0.
     """
@@ -113,7 +113,8 @@ def _crop(asked: Entry, edit: Entry) -> Record | None:
         return None
     box = _BOX.fullmatch(str(asked.get("region") or ""))
     # Of a mask, the page has the edit alone.
-    inner = ("region", [*map(int, box.groups())]) if box else ("edit", edit.get("box"))
+    name = "kept" if asked.get("region_keeps") == "inside" else "region"
+    inner = (name, [*map(int, box.groups())]) if box else ("edit", edit.get("box"))
     frames = [("crop", crop["box"]), *([inner] if inner[1] else [])]
     return {"frames": frames, "source": int(asked.get("kept_source") or 1) - 1}
 
