@@ -23,8 +23,6 @@ from hyimg_cli.spec.work import VideoWork, video_work
 from hyimg_cli.tiling.tiles import halve_tiles
 
 _TRANSFORMERS = ("transformer", "transformer_2")
-# Activations of a text, in 16 bits; 0.1 to 0.3 GB were counted for editors' encoders.
-_TEXT_BYTES = 256_000_000
 # Bytes of a pixel in 16 bits.
 _PIXEL_BYTES = 3 * 2
 
@@ -32,7 +30,7 @@ _PIXEL_BYTES = 3 * 2
 def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]:
     """Return one job's needs by moment, with embedded prompts, on one rank that shares tokens."""
     text, denoise, decode = _weights_by_moment(networks, config)
-    width, choice, read = number_width(config), config.model, 0
+    width, choice = number_width(config), config.model
     if isinstance(job, VideoJob):
         assert isinstance(networks, VideoCard), "it is a video's"
         work, decoded = video_work(job, networks), decode_bytes(job, networks, choice)
@@ -42,8 +40,7 @@ def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]
         read = networks.text_bytes * width
     else:
         known = sequences(job.model, choice.revision)
-        held, decoded = (count * width for count in known.activations(job, config))
-        read = _TEXT_BYTES * width
+        read, held, decoded = (count * width for count in known.activations(job, config))
     return {
         "text": Need(text, read),
         "denoise": Need(denoise, held),

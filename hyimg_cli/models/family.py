@@ -71,12 +71,12 @@ class ImageCheckpoint(Protocol):
         """
         return ""
 
-    def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int]:
-        """Return the bytes, in 16 bits, of a step of the job and of its decode.
+    def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int, int]:
+        """Return the bytes, in 16 bits, of embedding the job's text, of a step, and of its decode.
 
-        Both with the K/V that are kept then. For a model that denoises latents.
+        The last two with the K/V that are kept then. For a model that denoises latents.
         """
-        return 0, 0
+        return 0, 0, 0
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Return hits and misses of cached texts and sequences, by kind."""

@@ -224,7 +224,8 @@ def _pick_of(
         entries[name] |= {"rank": rank, "mean_rank": mean_ranks.get(name)}
         entries[name] |= {"overruled": reasons[name]} if reasons[name] else {}
     rejected = [entries[name] | {"reasons": reasons[name]} for name in by_name if name not in order]
-    steps = candidates[0].candidate.result.get("denoise_steps")
+    # The draft's own, not those of its last attempt, which may have continued an earlier one.
+    steps = candidates[0].candidate.line.get("num_inference_steps")
     return {
         "candidate_of": of,
         "picked": picked,

@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "benchmarks" / "README.md"
 
 @pytest.mark.parametrize("key", ROWS, ids=" ".join)
 def test_steps_never_wait_and_peaks_are_what_the_plan_says(key: tuple[str, str, str]) -> None:
-    """After a job's first step; what waits in main memory comes once a step, nothing goes back."""
+    """After a job's first step; what waits in main memory comes once a forward."""
     assert problems(ROWS[key], ROWS[key]["planned"]) == []
 
 

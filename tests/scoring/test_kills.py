@@ -151,6 +151,7 @@ def test_killed_drafts_and_finals_are_those_of_a_plain_run(
     assert drawn == whole
     assert len(drawn) == 6
     assert drawn.items() <= plain.items()
-    assert read_picks(out) == read_picks(tmp_path / "whole")
+    picks, expected = read_picks(out), read_picks(tmp_path / "whole")
+    assert [json.dumps(picks[name]) for name in expected] == [*map(json.dumps, expected.values())]
     keys = [json.loads(line).get("key") for line in (out / "scores.jsonl").read_text().splitlines()]
     assert max(Counter(filter(None, keys)).values()) == 1

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,9 @@ def test_a_person_stands_above_gates_and_order(candidate: Make, rule: MakeRule) 
 def test_a_final_that_a_gate_rejects_makes_way_for_the_next(
     candidate: Make, rule: MakeRule
 ) -> None:
-    drafts = [candidate(n, denoise_steps=6) for n in range(3)]
+    # The last attempt of one continued from kept latents.
+    drafts = [candidate(n, denoise_steps=0) for n in range(3)]
+    drafts = [replace(one, line={**one.line, "num_inference_steps": 6}) for one in drafts]
     full = candidate(2, outputs=[{"pixel_sha256": "full", "path": "outputs/cat-2.png"}])
     scores = scores_of(*drafts, a=[1.0, 2.0, 3.0]) | scores_of(full, a=[0.5])
     (line,) = pick({"cat": drafts}, {}, scores, rule(names=("a",)), {})

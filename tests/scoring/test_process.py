@@ -96,6 +96,7 @@ def test_the_interpreter_needs_no_package_and_no_hyimg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     home = tmp_path / "bare"
     made = [sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(home)]
     subprocess.run(made, check=True)

@@ -4,6 +4,7 @@ No torch. A pipeline that is not in the table is refused by name.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ _SIDES = (
     *((1024, 1024), (768, 1344), (1344, 768), (896, 1184), (1184, 896)),
     *((832, 1248), (1248, 832)),
 )
+_TEXT_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Pixels of a source picture in every step.
 _REFERENCE_PIXELS = 1024**2
@@ -279,7 +281,7 @@ class EditorFolder(ImageCheckpoint):
             **brought,
         )
 
-    def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int]:
+    def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int, int]:
         """Sources count as squares of the model's base size."""
         base, choice = self.card.base_size, config.model
         sizes = [Size(base, base)] * len(job.images)
@@ -293,7 +295,7 @@ class EditorFolder(ImageCheckpoint):
         step, decode = activations(self.layout, rows, pixels, is_tiled=bool(choice.vae_use_tiling))
         a_step, later = self._prefix_rows(job, sizes, config)
         per_row = self.card.kv_bytes_per_token
-        return step + a_step * per_row, decode + later * per_row
+        return self.kind.text_bytes, step + a_step * per_row, decode + later * per_row
 
     def _prefix_rows(
         self, job: ImageJob, sizes: Sequence[Size], config: RunConfig
@@ -355,10 +357,19 @@ def _refuse_wrong(folder: Path) -> None:
     check_readers(layout)
 
 
+def _is_loaded(kind: LibraryPipeline, component: str, path: str) -> bool:
+    """Return False for a text encoder's head and last layers, which the blocks never read."""
+    if not component.startswith("text_encoder"):
+        return True
+    layer = _TEXT_LAYER.match(path)
+    is_last = layer is not None and 0 < kind.text_layers <= int(layer[1])
+    return not (is_last or path.startswith("lm_head."))
+
+
 def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
     base_size = own.count("base_size", 1024)
-    networks = Networks(**stored_networks(layout, kind.text_layers))
+    networks = Networks(**stored_networks(layout, partial(_is_loaded, kind)))
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""

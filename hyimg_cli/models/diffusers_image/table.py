@@ -165,6 +165,8 @@ class LibraryPipeline:
     of_encoders: Set[str] = frozenset()
     # Layers of the text encoder that the blocks read, from the first one; 0: all.
     text_layers: int = 0
+    # Activations of a text with the pictures that its encoder sees, in 16 bits, as traced.
+    text_bytes: int = 280_000_000
     # The text encoder sees the source pictures.
     shows_pictures: bool = True
     # All sources are scaled to one area; otherwise only larger ones are.
@@ -247,12 +249,13 @@ _QWEN21_PIPELINE = LibraryPipeline(
     # Of 8,192 positions, ten pictures take fewer than 1,024. Later ones would be read as negative.
     text_tokens={"processor": 8192 - 1024}, cuts_texts=False,
     reads_alpha=True, multiple=32, narrows=True, prefix="pictures, then text",
+    text_bytes=1_000_000_000,
 )  # fmt: skip
 _EDIT_PIPELINE = LibraryPipeline(
     "QwenImageEditModularPipeline", _QWEN_EDIT, _FITS_QWEN, 1, 1, steps=50, guidance=4.0,
     most_rows=_QWEN_ROWS, text_tokens={"tokenizer": _QWEN_ROWS}, cuts_texts=False,
     # Its text encoder takes shapes up to 200 to 1, after sides were rounded to multiples of 32.
-    most_ratio=163, fitted_multiple=32,
+    most_ratio=163, fitted_multiple=32, text_bytes=600_000_000,
 )  # fmt: skip
 _LONGCAT_PIPELINE = LibraryPipeline(
     "LongCatImageModularPipeline",
@@ -297,7 +300,7 @@ KINDS = {
     "LongCatImageEditPipeline": replace(
         _LONGCAT_PIPELINE, blocks="LongCatImageEditModularPipeline", fewest=1, most=1, guidance=4.5,
         takes_size=False, own_inputs=lambda job, card: {"max_area": card.base_size**2},
-        of_encoders=frozenset({"max_area"}),
+        of_encoders=frozenset({"max_area"}), text_bytes=600_000_000,
     ),
 }  # fmt: skip
 # Distilled releases that name the same pipeline as the full one: scheduler values that only they

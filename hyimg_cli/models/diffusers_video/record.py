@@ -6,7 +6,7 @@ publish: frames, frames per second, steps.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,7 +52,6 @@ _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
 _MAX_RATIO = 4.0
 # Of a text encoder's tensor, its layer.
-_TEXT_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are assumed to be the same.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
@@ -192,16 +191,13 @@ def stored_facts(layout: CheckpointLayout, defaults: VideoDefaults) -> dict[str,
     }
 
 
-def stored_networks(layout: CheckpointLayout, text_layers: int = 0) -> dict[str, Any]:
+def stored_networks(
+    layout: CheckpointLayout, is_loaded: Callable[[str, str], bool] = lambda name, path: True
+) -> dict[str, Any]:
     """Return the weights of each component as fields of `Networks`.
 
-    `text_layers`: how many layers of the text encoder are loaded; 0: all.
+    `is_loaded`: False for tensors, by their component and path, that are left out.
     """
-
-    def is_loaded(name: str, path: str) -> bool:
-        layer = _TEXT_LAYER.match(path) if name == "text_encoder" and text_layers else None
-        return layer is None or int(layer[1]) < text_layers
-
     parts = [(name, part) for name, part in layout.components.items() if part.has_weights]
     stored = [(name, part.stored_bytes()) for name, part in parts]
     found = [

@@ -71,13 +71,13 @@ def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str, code: int = 
 
 
 def unread_numbers(folder: Path, text_layers: int) -> int:
-    """The numbers of a text encoder's layers behind those that the pipeline reads."""
+    """The numbers of a text encoder's head, and of layers behind those that the pipeline reads."""
     tensors = EditorFolder(folder, "").layout.components["text_encoder"].known_tensors()
     layers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in tensors}
     return sum(
         math.prod(tensors[name].shape)
         for name, layer in layers.items()
-        if layer is not None and 0 < text_layers <= int(layer[1])
+        if name == "lm_head.weight" or (layer is not None and 0 < text_layers <= int(layer[1]))
     )
 
 
