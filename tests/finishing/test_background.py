@@ -9,6 +9,7 @@ from simulated_backgrounds import background, restyle
 from simulated_edits import fitted, photograph
 
 from hyimg_cli.finishing.composite import Bytes
+from hyimg_cli.finishing.halo import halo_doubts, halo_of
 from hyimg_cli.finishing.outside import Edit, Result, edit_of, put_back
 from hyimg_cli.finishing.placement import Placement
 
@@ -85,6 +86,17 @@ def test_black_in_a_drawing_of_edges_is_no_part_that_stays() -> None:
     *_, one = [restyle(rng, "edges", 484, 352) for _ in range(5)]
     edit, _ = compared(one.reference, one.drawn)
     assert edit.kind == "global"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("glow", "is_told"), [(0.0, False), (30.0, True), (-30.0, True)])
+def test_a_glow_along_the_subject_is_told(glow: float, is_told: bool) -> None:
+    rng = np.random.default_rng(902)
+    one = background(rng, "noise", "gradient", 0.3, 484, 352, glow=glow)
+    edit, _ = compared(one.reference, one.drawn)
+    halo = halo_of(edit)
+    assert halo is not None
+    assert bool(halo_doubts(halo)) is is_told
 
 
 @pytest.mark.thorough
