@@ -61,7 +61,8 @@ class History:
 
     def then(self, touched: NDArray[np.bool_], pixel_sha256: str) -> "History":
         """Return the history after one more edit, which touched these pixels [H, W]."""
-        return History(self.origin, self.links + 1, self.touched | touched, pixel_sha256)
+        union = self.touched | touched if self.links else touched
+        return History(self.origin, self.links + 1, union, pixel_sha256)
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of pixels that edits touched, and that are the first source's."""

@@ -130,24 +130,32 @@ def test_a_run_that_ends_early_leaves_what_comes_after(
     assert [*outcomes(tmp_path / "other")] == ["a"]
 
 
-@pytest.mark.parametrize(("lines", "where", "what", "hint"), [
+REFUSED = [
     ((A, line("b", "@x")), 2, 'no result has the id "x"', "./@x"),
-    ((A | {"custom_id": "cat"}, line("b", "@cta")), 2, 'no result has the id "cta"', "@cat"),
     ((A | {"n": 2}, B), 2, 'no result has the id "a"', "it makes several: name one, such as @a-0"),
+    ((line("a", "@b"), B), 1, "a result cannot be made from itself: @", "earlier"),
+    ((line("a", task="t2v"), B), 2, 'the result of "a" is a video', "name a picture"),
+    ((A | {"use_system_prompt": "custom"}, B, C), 2, '"a" has a fault, so it has no', "mend"),
+    ((A, B | {"keep_outside": True}), 2, 'the size of "a" is not known before the run', "a size"),
+]
+REFUSED_TOO = [
+    ((A | {"custom_id": "cat"}, line("b", "@cta")), 2, 'no result has the id "cta"', "@cat"),
     ((A | {"matrix": {"guidance_scale": [2, 3]}}, B), 2, 'the id "a"', "@a-guidance_scale-2"),
     ((line("b", "@b"),), 1, "a result cannot be made from itself: @b → @b", "earlier"),
-    ((line("a", "@b"), B), 1, "a result cannot be made from itself: @", "earlier"),
     ((line("a", "@c"), B, C, line("d", "@a")), 4, '"a" has a fault', "mend"),
-    ((line("a", task="t2v"), B), 2, 'the result of "a" is a video', "name a picture"),
     ((A | {"size": "huge"}, B), 2, '"a" has a fault, so it has no result to edit', "mend"),
     ((A | {"size": "huge", "n": 2}, line("b", "@a-1")), 2, '"a-1" has a fault', "mend"),
-    ((A | {"use_system_prompt": "custom"}, B, C), 2, '"a" has a fault, so it has no', "mend"),
     ((A, B | {"images": "@a b"}), 2, '"a b" cannot name a job', ""),
     ((A, B | {"images": "@"}), 2, '"" cannot name a job', ""),
-    ((A, B | {"keep_outside": True}), 2, 'the size of "a" is not known before the run', "a size"),
     ((A, B | {"links": ["a", "a"]}), 2, "2 links for 1 images", "remove"),
     ((A | {"size": "64x64"}, B | {"region": "0,0,65,9"}), 2, "extends beyond the source", "LEFT"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "what", "hint"),
+    [*REFUSED, *(pytest.param(*case, marks=THOROUGH) for case in REFUSED_TOO)],
+)
 def test_what_check_and_a_run_refuse(
     run_cli: Run, write_manifest: Write, fake_session: Any,
     lines: tuple[Line, ...], where: int, what: str, hint: str,
@@ -163,6 +171,7 @@ def test_what_check_and_a_run_refuse(
     assert (ran.code, what in ran.err, fake_session.ran) == (2, True, [])
 
 
+@THOROUGH
 @pytest.mark.parametrize(("flags", "why"), [
     (("generate", "--shard", "1/2"), "its source may be in another shard"),
     (("check", "--shard", "1/2"), "its source may be in another shard"),

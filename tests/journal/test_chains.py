@@ -81,6 +81,7 @@ def test_pixels_that_no_edit_touched_are_the_first_sources(
     assert np.array_equal(beside, touched)
 
 
+@THOROUGH
 def test_a_moved_result_has_its_history_with_it(tmp_path: Path) -> None:
     source, _ = edited(tmp_path / "a", saved(tmp_path, "RGB"), 0, encoding=Encoding("webp"))
     source, last = edited(tmp_path / "a", source, 1, encoding=Encoding("webp"))
@@ -105,6 +106,7 @@ def test_a_picture_that_another_program_changed_is_a_first_source(tmp_path: Path
         assert later["origin"] != edit["origin"]
 
 
+@THOROUGH
 def test_links_that_change_nothing_or_everything(tmp_path: Path) -> None:
     """Without an edit, the result is its source, an edit too; after a whole one nothing is left."""
     source, edit = edited(tmp_path / "out", saved(tmp_path, "RGB"), 0)
@@ -131,6 +133,7 @@ def test_a_damaged_record_has_no_history(tmp_path: Path, record: str) -> None:
     assert recorded_history(tmp_path / "a.png", PictureText(record=record), SIZE) is None
 
 
+@THOROUGH
 def test_a_very_ragged_union_claims_less_than_is_true() -> None:
     """Its PNG would be as large as the picture, so whole squares count as touched."""
     touched = np.random.default_rng(0).random((2999, 4001)) < 0.02
