@@ -65,7 +65,7 @@ class MaskFolder:
         """Return the path of a picture's mask. Raises SourceImageError also if it has none."""
         mask = self.mask_of(picture)
         if not mask:
-            raise self.lacks([picture], f"{picture} has no mask")
+            raise self.lacks([picture], f"{picture} has no mask in {self.folder}")
         return mask
 
     def lacks(self, pictures: Sequence[str], what: str) -> SourceImageError:
