@@ -38,6 +38,11 @@ _MEGAPIXEL = 1024**2
 _OF_CROPS = ("region_size", "region_context", "region_pixels")
 
 
+@lru_cache(64)
+def _sizes_of(card: ModelCard, pixels: int | None) -> tuple[Size, ...]:
+    return card.crop_sizes(pixels)
+
+
 def sampling_defaults(card: ModelCard, *, is_edit: bool) -> SamplingDefaults:
     """Return the checkpoint's own sampling defaults, for an edit or a new picture."""
     return (is_edit and card.edit_defaults) or card.defaults
@@ -161,6 +166,8 @@ class PictureLine(ResolvedLine):
         if bucket is None or bucket.size != drawn or not is_exact:
             name = "ratio_index" if "ratio_index" in self.fields else "size"
             what = f"keep_outside draws at the size of its source, {drawn}, not at {asked}"
+            if self._crop is not None:
+                what = f"the region is drawn at {self._crop.drawn}, not at {asked}"
             yield self.fault("conflict", what, name, "remove it: the result has the source's")
 
     def _crop_faults(self, source: Size) -> Iterator[HyimgError]:
@@ -211,13 +218,13 @@ class PictureLine(ResolvedLine):
     def _crop_sizes(self) -> tuple[Size, ...]:
         """Return the sizes in which the model draws crops; empty for an area that it does not."""
         pixels = self.values["region_pixels"]
-        return self.card.crop_sizes(None if pixels is None else round(pixels * _MEGAPIXEL))
+        return _sizes_of(self.card, None if pixels is None else round(pixels * _MEGAPIXEL))
 
     @cached_property
     def _crop(self) -> Crop | None:
         """Return the part of the kept source that is drawn; None if all of it is."""
-        source, asked, sizes = self._kept_size(), self._size(), self._crop_sizes
-        if source is None or not sizes:
+        source, asked = self._kept_size(), self._size()
+        if source is None or not self.values["region"] or not (sizes := self._crop_sizes):
             return None
         exact = None if asked.is_auto or asked.is_ratio else Size(asked.height, asked.width)
         if given := self.fields.get("crop"):
