@@ -12,6 +12,7 @@ from typing import Any
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import key_of, source_digest
+from hyimg_cli.manifest.chains import links_of
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
@@ -47,9 +48,13 @@ class DrawnWhole:
 
 
 def _is_chosen(job: ImageJob, config: RunConfig) -> bool:
-    """Return True if neither the line nor a setting asks for the job's crop."""
-    asked = job.user_fields & {"crop", "region_size"}
-    return job.crop is not None and not asked and config.outside.region_size == "auto"
+    """Return True if neither the line nor a setting asks for the job's crop.
+
+    The size of a source that is made in the same run is not known here.
+    """
+    if job.crop is None or job.user_fields & {"crop", "region_size"} or links_of(job):
+        return False
+    return config.outside.region_size == "auto"
 
 
 def _whole(job: ImageJob, config: RunConfig) -> ImageJob:
