@@ -207,11 +207,10 @@ class PictureLine(ResolvedLine):
             what = f"the crop {box_text(crop)} does not contain the region ({box_text(bounds)})"
         elif self._crop is None:
             what = f"{self.card.name} draws no crops"
-        asked = self._size()
         if what:
             yield fault("crop", what, f"{self.line.where}: crop", hint)
-        elif not asked.is_auto and self._crop and self._crop.drawn not in self._crop_sizes:
-            what = f"{self.card.name} would resize a crop of {asked} again"
+        elif self._crop and not self.card.sees_unresized(self._crop.drawn):
+            what = f"{self.card.name} would resize a crop of {self._crop.drawn} again"
             yield self.fault("conflict", what, "size", "remove it: it follows the crop")
 
     @property

@@ -313,6 +313,14 @@ class ModelCard:
             found = _unresized(self.size_by_source, side, self.size_multiple)
         return tuple(sorted(filter(_is_compact, found), key=lambda one: one.height / one.width))
 
+    def sees_unresized(self, size: Size) -> bool:
+        """Return True if a source of this size reaches the VAE as it is, and is drawn in it."""
+        if size in self.crop_sizes():
+            return True
+        is_small = self.keeps_small and size.height * size.width <= self.base_size**2
+        bucket = self.bucket_of(SizeRequest(size.height, size.width))
+        return is_small and bucket is not None and bucket.size == size
+
     def latent_grid(self, size: Size) -> tuple[int, int]:
         """Return the latent rows and columns of a picture of `size`."""
         return size.height // self.pixels_per_cell, size.width // self.pixels_per_cell

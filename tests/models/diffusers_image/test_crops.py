@@ -62,3 +62,14 @@ def test_limits_of_a_source_are_those_of_its_crop(checkpoint: Checkpoint, tmp_pa
         (_, item) = folder.encodings(cropped, ["digest"])[-1]
         found.append(item)
     assert found[0] != found[1]
+
+
+def test_a_size_that_was_chosen_for_a_crop_may_be_given(checkpoint: Checkpoint) -> None:
+    """As a resolved line gives it, whatever area was asked for."""
+    card = replace(EditorFolder(checkpoint("klein"), "klein").card, base_size=1024)
+    for pixels in (None, 1 << 18, 1 << 19, 1 << 20):
+        sizes = card.crop_sizes(pixels)
+        assert sizes
+        assert all(map(card.sees_unresized, sizes))
+    assert not card.sees_unresized(Size(1184, 1184))
+    assert not card.sees_unresized(Size(1000, 1000))
