@@ -18,9 +18,10 @@ from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.resolved_line import unfollowed
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.config import Setting, as_given
+from hyimg_cli.settings.paths import linked
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import VIDEO_TASKS, Job, Size
+from hyimg_cli.spec.job import VIDEO_TASKS, ImageJob, Job, Size
 
 # Number of values with paths that are cached.
 _PATHS_NEAR = 1024
@@ -92,6 +93,9 @@ def resolve_jobs(
         if (one := settings.get(name)) and one.value
     }
 
+    # The picture at the start of the chain that made a result, by the result's id.
+    edited_in: dict[str, str] = {}
+
     @cache
     def masks_in(folder: str) -> MaskFolder:
         return MaskFolder(folder)
@@ -99,6 +103,7 @@ def resolve_jobs(
     def mask_from_folder(values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the region of an edit whose region is a folder: its source's mask there.
 
+        The mask of a result is that of the picture which its line, or the first of a chain, edits.
         Raises SourceImageError.
         """
         images, number = values.get("images", ()), values["kept_source"]
@@ -106,7 +111,8 @@ def resolve_jobs(
             return {}
         if not (folder := folder_in(values["region"])):
             return {}
-        mask = masks_in(folder).needed_for(images[number - 1])
+        picture = images[number - 1]
+        mask = masks_in(folder).needed_for(edited_in.get(linked(picture), picture))
         return {"region": with_mask(values["region"], mask)}
 
     claims = IdClaims()
@@ -171,6 +177,9 @@ def resolve_jobs(
                 job: Job = resolved.job(index)
                 jobs.append(job)
                 if job.custom_id in edited:
+                    if isinstance(job, ImageJob) and job.outside is not None:
+                        picture = job.kept_image
+                        edited_in[job.custom_id] = edited_in.get(linked(picture), picture)
                     size = resolved.size_of(job)
                     # The edit of a source that cannot be read will fail, and those after it.
                     if size is not None or getattr(job, "outside", None) is None:

@@ -234,3 +234,17 @@ def test_skip_invalid_runs_the_pictures_that_have_masks(tree: Tree, run_cli: Run
     assert "1 of 2 pictures without a mask: p/b.jpg" in run_cli("plan", *how).err
     ran = run_cli("plan", *how, "--skip-invalid")
     assert (ran.code, "1 job, " in ran.out) == (0, True)
+
+
+def test_a_chain_of_edits_has_the_mask_of_its_first_picture(tree: Tree, run_cli: Run) -> None:
+    tree("in/cat.jpg", "masks/cat.png")
+    Path("jobs.jsonl").write_text(
+        '{"custom_id": "c", "prompt": "x", "images": ["@b"]}\n'
+        '{"custom_id": "b", "prompt": "x", "images": ["@a"]}\n'
+        '{"custom_id": "a", "prompt": "x", "images": ["in/cat.jpg"]}\n'
+    )
+    assert run_cli("check", "jobs.jsonl", "--region", "masks").code == 0
+    Path("masks/cat.png").rename("masks/dog.png")
+    assert (
+        "in/cat.jpg has no mask in masks" in run_cli("check", "jobs.jsonl", "--region", "masks").err
+    )
