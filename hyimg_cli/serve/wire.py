@@ -40,7 +40,8 @@ EVENTS = {
 MOST_RESULTS = 10
 # The fields of a line that a request may set. None of them can name a file. Free-text settings
 # could, so only the safe ones are listed.
-_OWN = {"prompt", "width", "height", "task", "metadata", "cot_text", "cot_token_ids", "ratio_index"}
+_OWN = {"prompt", "width", "height", "task", "metadata", "crop"}
+_OWN |= {"cot_text", "cot_token_ids", "ratio_index"}
 _SETTINGS = {
     name
     for table in ("sampling", "outside")
