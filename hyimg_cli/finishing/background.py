@@ -46,7 +46,7 @@ _WITHIN, _LEAST_AGREE = 0.9, 0.65
 # says nothing.
 _MOST_ALIKE, _FEW = 0.3, 6
 # Thinner parts than twice this have no place in the outline. Pixels at the border are not compared.
-_OUTLINE, _RIM = 3.0, 3.0
+_OUTLINE, _RIM = 5.0, 3.0
 # A component without seeds is equal if at most this fraction of it differs by more, once smooth.
 _EQUAL, _UNEQUAL, _SMOOTH, _STEP = 2.5, 0.1, 6.0, 4
 _SIDES, _AREA = 2 * _SHIFTS + 1, 4 * _HALF**2
