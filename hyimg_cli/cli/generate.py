@@ -24,7 +24,7 @@ def generate(ctx: typer.Context) -> None:
 
     \b
     hyimg generate quickstart
-    hyimg generate photos --prompt "make the background white" --keep-outside
+    hyimg generate photos --prompt "on white" --keep-outside
     hyimg generate jobs.jsonl --model ./checkpoint -o out
     """
     render.log_to_stderr(ctx.params["verbose"])
