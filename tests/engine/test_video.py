@@ -351,7 +351,7 @@ def test_a_job_goes_on_inside_itself(
     assert pixels(resumed["job"]) == pixels(undisturbed["job"])
     assert resumed["job"].outputs[0].sha256 == undisturbed["job"].outputs[0].sha256
     assert resumed["job"].denoise_steps == 6 - went_on
-    assert any(f"after denoise step {went_on}" in note for note in resumed["job"].warnings)
+    assert any(f"after denoise step {went_on}" in note for note in resumed["job"].notes)
     assert not kept.exists()
 
 
@@ -420,7 +420,7 @@ def test_latents_that_are_not_finite_are_not_kept(
         patch.setattr(FakeDenoiser, "step", breaks)
         stopped_behind(6, job, tmp_path, every=2)
     _, outcomes = run([job], tmp_path, batch=COLD)
-    assert any("after denoise step 4" in note for note in outcomes["job"].warnings)
+    assert any("after denoise step 4" in note for note in outcomes["job"].notes)
     assert outcomes["job"].denoise_steps == 2
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.media.images import SourceImage, read_image
+from hyimg_cli.media.images import SourceImage, read_view
 from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models import registry
 from hyimg_cli.models.bagel.config import read_architecture
@@ -30,7 +30,7 @@ from hyimg_cli.pipelines.image.stages import ImageRequest, ImageStages
 from hyimg_cli.pipelines.queue import Ticket
 from hyimg_cli.pipelines.request import Lost
 from hyimg_cli.settings.run import ModelChoice, ReuseConfig
-from hyimg_cli.spec.job import ImageJob, SizeRequest
+from hyimg_cli.spec.job import ImageJob, SizeRequest, View
 from hyimg_cli.spec.options import TextSampling
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -103,12 +103,12 @@ class Runs:
 
     def __init__(self, model: Bagel, *, tree_bytes: int = 10**8, kv_reuse: bool = True) -> None:
         self.model, self.events = model, []
-        self._images: dict[str, SourceImage] = {}
+        self._images: dict[View, SourceImage] = {}
         self._stages = ImageStages(
             model,
             ReuseConfig(kv_reuse=kv_reuse),
             Prefixes(KVTree(tree_bytes), "tests"),
-            lambda path: (self._read(path), 0.0),
+            lambda view: (self._read(view), 0.0),
             lambda image: (model.encode_source(image.pixels, image.digest), 0.0),
         )
 
@@ -129,8 +129,8 @@ class Runs:
     def one(self, job: ImageJob) -> ImageRequest:
         return self.all([job])[job.custom_id]
 
-    def _read(self, path: str) -> SourceImage:
-        return self._images.setdefault(path, read_image(Path(path)))
+    def _read(self, view: View) -> SourceImage:
+        return self._images.setdefault(view, read_view(view))
 
 
 def latents(done: ImageRequest) -> torch.Tensor:

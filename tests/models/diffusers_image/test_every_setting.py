@@ -15,9 +15,8 @@ from settings.examples import EXAMPLES
 
 from hyimg_cli.manifest.fields import OF_MODELS
 from hyimg_cli.models.registry import families, model_card
-from hyimg_cli.settings.table import READERS, SETTINGS
+from hyimg_cli.settings.table import READERS, SETTINGS, TABLES
 from hyimg_cli.spec.card import ModelCard
-from hyimg_cli.spec.options import KeepOutside
 
 MODEL = "qwen-image-edit"
 # What this machine cannot do with the model, by an error's code.
@@ -27,10 +26,10 @@ REFUSED = {
     "lora": "manifest.lora",  # a file that is not here
 }
 # What no job of the manifest does, by a part of the sentence.
-TOLD = dict.fromkeys(KeepOutside.__dataclass_fields__, "keep_outside only")
+TOLD = dict.fromkeys(TABLES["outside"], "keep_outside only")
 TOLD |= {"quality": "lossy WebP only", "lossless": "WebP only"}
 # A region turns keep_outside on.
-del TOLD["region"]
+del TOLD["region"], TOLD["keep_outside"]
 # Values that this machine can follow, and what else they need.
 BESIDE: dict[str, dict[str, Any]] = {
     "attention_backend": {"attention_backend": "_native_math"},

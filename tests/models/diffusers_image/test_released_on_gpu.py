@@ -21,6 +21,6 @@ def test_every_released_editor_is_in_the_table() -> None:
 def test_a_step_with_blocks_in_groups_brings_each_once_and_nothing_back() -> None:
     """At 1024 pixels a side: two blocks are on the GPU, and the host never waits."""
     found = asdict(traced(*KLEIN))
-    found |= {"offload": KLEIN[-1], "launches_a_layer": launches_a_layer(found)}
+    found |= {"name": KLEIN[1], "offload": KLEIN[-1], "launches_a_layer": launches_a_layer(found)}
     assert problems(found, found["planned"]) == []
     assert found["stages"]["step 2"]["peak"] < found["block_bytes"] / 2
