@@ -197,7 +197,8 @@ def test_an_edit_of_the_whole_that_fails_is_finished_from_its_redraw(
     assert "1 edit finished again from the saved redraws" in again.err
     done = results(out)["kept"]
     assert done["status"] == "done"
-    assert [text for text in done["warnings"] if "latents" in text] == []
+    said = [*done["warnings"], *done["notes"]]
+    assert [text for text in said if "latents" in text] == []
     assert not (out / "latents").exists()
 
 
