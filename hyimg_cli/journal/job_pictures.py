@@ -108,7 +108,7 @@ def finish(
         placement = Placement.stretched(size, drawn.shape[:2])
     else:
         placement = Placement.cropped(size, job.crop, drawn.shape[:2])
-        edit["crop"] = _crop_facts(job.crop, drawn, region_bounds(outside, Size(*size)))
+        edit["crop"] = _crop_facts(job.crop, drawn, region_bounds(outside, Size(*size)), size)
     found = edit_of(drawn, reference, placement, given=given, mode=outside.region_mode)
     edit |= found.to_json()
     if (seam := seam_of(found)) is not None:
@@ -213,10 +213,16 @@ def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"drawn: the part {box_text(crop['box'])}, at {'x'.join(map(str, crop['drawn']))}"
 
 
-def _crop_facts(crop: Box, drawn: Pixels, region: Box | None) -> Record:
-    """Return the `crop` of an `edit`, with what it shows around the region by its long side."""
+def _crop_facts(crop: Box, drawn: Pixels, region: Box | None, size: tuple[int, int]) -> Record:
+    """Return the `crop` of an `edit`, with what it shows around the region by its long side.
+
+    A side on which the photograph, of `size` (height, width), ends with the crop does not count.
+    """
     left, top, right, bottom = region or crop
-    around = min(left - crop[0], top - crop[1], crop[2] - right, crop[3] - bottom)
+    height, width = size
+    ends = ((crop[0], 0), (crop[1], 0), (crop[2], width), (crop[3], height))
+    shown = (left - crop[0], top - crop[1], crop[2] - right, crop[3] - bottom)
+    around = min(n for n, (end, last) in zip(shown, ends, strict=True) if end != last)
     context = round(max(0, around) / max(right - left, bottom - top), 2)
     return {"box": list(crop), "drawn": [drawn.shape[1], drawn.shape[0]], "context": context}
 
