@@ -184,7 +184,11 @@ class PictureLine(ResolvedLine):
             why = "region_size is fit"
         elif pixels is not None and not self._crop_sizes:
             what = f"{self.card.name} draws no crop of {pixels:g} megapixels"
-            yield self.fault("out-of-range", what, "region_pixels", "remove it")
+            limit = f"{self.card.base_size**2 / _MEGAPIXEL:.2g}"
+            how = (
+                f"give at most {limit}" if self.card.keeps_small else f"remove it: it draws {limit}"
+            )
+            yield self.fault("out-of-range", what, "region_pixels", how)
         for name in sorted({*_OF_CROPS} & self.line.given) if why else ():
             # `fit` says why, and for `native` a draft finds a region.
             if name != "region_size" or crop is not None:

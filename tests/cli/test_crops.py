@@ -230,4 +230,6 @@ def test_check_and_plan_refuse_what_generate_refuses(
     (text,) = first
     assert f"error[manifest.{code}]" in text
     assert field is None or text.endswith(f"jobs.jsonl:1: {field}")
+    if "region_pixels" in more:
+        assert "hint: remove it: it draws 0.0039\n" in said[0].err
     assert not (tmp_path / "out").exists()
