@@ -1,4 +1,5 @@
-"""Measure new backgrounds: recognized, the subject equal to its source, restyles left whole.
+"""Measure new backgrounds: recognized, the subject equal to its source, restyles left whole, and
+doubts of hair, glass, shadows and subjects without detail.
 
 Photographs that scikit-image ships, with subjects of 10 to 60 % and soft borders, redrawn with a
 shift, zoom, cast, blur, grain and warp (`tests/simulated_backgrounds.py`: the subject is known).
@@ -22,14 +23,25 @@ from scipy import ndimage
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from simulated_backgrounds import BACKDROPS, OUTLINES, RESTYLES, Replaced, background, restyle
+from simulated_backgrounds import (
+    BACKDROPS,
+    OUTLINES,
+    RESTYLES,
+    TRAITS,
+    Replaced,
+    background,
+    restyle,
+)
 
+from hyimg_cli.finishing.doubts import background_doubts
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement
 
 # Pixels of the source within the subject's border, which soft borders and the blend may change.
 _INNER = 4
 _SHARES = (0.1, 0.6)
+# Words that name a doubt.
+_NAMED = ("hair and glass", "shadow", "without detail")
 
 
 def main() -> None:
@@ -37,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backgrounds", type=int, default=80)
     parser.add_argument("--restyles", type=int, default=30)
+    parser.add_argument("--traits", type=int, default=20, help="backgrounds of each trait")
     parser.add_argument("--seed", type=int, default=2029)
     parser.add_argument("--drawn", type=int, default=448, help="side of the redraw, in pixels")
     parser.add_argument("--out", type=Path)
@@ -54,17 +67,28 @@ def main() -> None:
         _measured(restyle(rng, RESTYLES[number % len(RESTYLES)], side, given.drawn))
         for number in range(given.restyles)
     ]
+    special = {
+        trait: [
+            _measured(_special(rng, trait, number, side, given.drawn))
+            for number in range(given.traits)
+        ]
+        for trait in TRAITS
+    }
     found = [row for row in replaced if row["kind"] == "background"]
     result = {
         "what": "simulated backgrounds and restyles of packaged photographs",
         "backgrounds": {"n": len(replaced), "kinds": Counter(row["kind"] for row in replaced)}
         | {name: _spread(found, name) for name in ("inner_equal", "covered", "psnr", "psnr_plain")},
         "restyles": {"n": len(restyled), "kinds": Counter(row["kind"] for row in restyled)},
+        "doubts": {
+            name: _doubts(rows)
+            for name, rows in ({"backgrounds": replaced, "restyles": restyled} | special).items()
+        },
         "processor_s": {
             name: _spread(rows, "processor_s")
             for name, rows in (("backgrounds", replaced), ("restyles", restyled))
         },
-        "cases": [*replaced, *restyled],
+        "cases": [*replaced, *restyled, *(row for rows in special.values() for row in rows)],
     }
     keep(given, result)
     print(json.dumps({name: of for name, of in result.items() if name != "cases"}, indent=1))
@@ -77,6 +101,7 @@ def _measured(one: Replaced) -> dict[str, Any]:
     seconds = time.process_time() - started
     row: dict[str, Any] = {"name": one.name, "kind": edit.kind, "reasons": list(edit.reasons)}
     row["processor_s"] = round(seconds, 3)
+    row["look_at"] = list(background_doubts(edit, one.drawn))
     inner = ndimage.distance_transform_edt(one.subject > 0.999) > _INNER
     if not inner.any():
         return row
@@ -91,6 +116,21 @@ def _measured(one: Replaced) -> dict[str, Any]:
         "psnr_plain": _psnr(plain, one.truth),
         "doubts": list(edit.doubts),
     }
+
+
+def _special(rng: np.random.Generator, trait: str, number: int, side: int, drawn: int) -> Replaced:
+    """Return a background with a trait: a shadow before white or a gradient, others before all."""
+    outline = OUTLINES[number // len(BACKDROPS) % len(OUTLINES)]
+    backdrops = BACKDROPS[:2] if trait == "shadow" else BACKDROPS
+    backdrop = backdrops[number % len(backdrops)]
+    share = float(rng.uniform(*_SHARES))
+    return background(rng, outline, backdrop, share, side, drawn, trait=trait)
+
+
+def _doubts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Count the verdicts, and the doubts by what they name."""
+    named = [name for row in rows for name in _NAMED if any(name in one for one in row["look_at"])]
+    return {"n": len(rows), "kinds": Counter(row["kind"] for row in rows)} | Counter(named)
 
 
 def _psnr(a: np.ndarray, b: np.ndarray) -> float:

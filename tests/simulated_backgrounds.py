@@ -6,17 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 from scipy import ndimage
 from simulated_edits import PHOTOGRAPHS, Levels, Pixels, fitted, photograph
 
 OUTLINES = ("ellipse", "polygon", "noise", "two")
 BACKDROPS = ("white", "gradient", "photograph")
+TRAITS = ("cutout", "hair", "glass", "shadow", "flat")
 RESTYLES = ("sepia", "night", "gain", "paint", "edges", "hue", "other", "faded", "tinted")
 # Subjects with detail; ihc and retina have little besides.
 _SUBJECTS = tuple(
     name for name in PHOTOGRAPHS if name not in ("hubble_deep_field.jpg", "retina.jpg")
 )
+# Lengths of strands and shadows are for pictures of this side.
+_SIDE = 616
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,12 @@ def background(
     soft: float | None = None,
     glow: float = 0.0,
     fringe: float = 0.0,
+    trait: str = "",
 ) -> Replaced:
     """Return a photograph of this side whose subject is `share` of it, before a new backdrop.
 
     Around it, the redraw may have a `glow` of so many levels, or this part of the old background.
+    `trait`: one of TRAITS, such as hair.
     """
     name = str(rng.choice(_SUBJECTS))
     source = _cut(photograph(name), side, rng)
@@ -60,8 +65,77 @@ def background(
         away = ndimage.distance_transform_edt(subject < 0.5) * 1024 / side
         rim = (np.exp(-np.square(away / 6)) * (1 - subject))[..., None]
         truth = truth + rim * (glow + fringe * (source - truth))
+    if trait:
+        source, truth = TRAIT[trait](source.astype(float), subject, other, rng)
+        source = _bytes(source)
     name = f"{outline}-{backdrop}-{share:.2f}-{name}"
     return _redrawn(name, source, _bytes(truth), subject, drawn, rng)
+
+
+def _cutout(
+    source: Levels, subject: Levels, other: Levels, rng: np.random.Generator
+) -> tuple[Levels, Levels]:
+    """The subject has an outline in its source, too: there, it is before another photograph."""
+    old, alpha = _other(_bytes(source), rng), subject[..., None]
+    return source * alpha + old * (1 - alpha), source * alpha + other * (1 - alpha)
+
+
+def _hair(
+    source: Levels, subject: Levels, other: Levels, rng: np.random.Generator
+) -> tuple[Levels, Levels]:
+    """Strands of 1 to 3 pixels around at least a third of the outline."""
+    strands = Image.new("L", subject.shape[::-1])
+    pen, edge = ImageDraw.Draw(strands), subject > 0.5
+    y, x = np.nonzero(edge & ~ndimage.binary_erosion(edge, border_value=1))
+    down, right = np.gradient(-ndimage.gaussian_filter(subject, 6))
+    turn, width = rng.uniform(-np.pi, np.pi), rng.uniform(np.pi / 3, np.pi)
+    for at in rng.choice(len(y), len(y) // 4, replace=False):
+        outwards = np.arctan2(down[y[at], x[at]], right[y[at], x[at]])
+        if np.cos(outwards - turn) < np.cos(width):
+            continue
+        reach, way = rng.uniform(12, 40) * len(subject) / _SIDE, outwards + rng.uniform(-0.5, 0.5)
+        end = x[at] + reach * np.cos(way), y[at] + reach * np.sin(way)
+        pen.line([(x[at], y[at]), end], fill=255, width=int(rng.integers(1, 4)))
+    hair = ndimage.gaussian_filter(np.asarray(strands) / 255, 0.5)[..., None]
+    colour = 30.0 if source[~edge].mean() > 110 else 190.0
+    alpha = subject[..., None]
+    before, after = source, source * alpha + other * (1 - alpha)
+    return before + hair * (colour - before), after + hair * (colour - after)
+
+
+def _glass(
+    source: Levels, subject: Levels, other: Levels, rng: np.random.Generator
+) -> tuple[Levels, Levels]:
+    """A fifth of the subject has an opacity of 0.4."""
+    y, x = np.nonzero(subject > 0.5)
+    at = int(rng.integers(len(y)))
+    away = np.hypot(*(np.mgrid[: len(subject), : len(subject[0])] - [[[y[at]]], [[x[at]]]]))
+    away[subject <= 0.5] = np.inf
+    clear = away < np.quantile(away[subject > 0.5], 0.2)
+    alpha = (1 - 0.6 * ndimage.gaussian_filter(clear.astype(float), 1))[..., None]
+    old = _other(_bytes(source), rng)
+    before, alpha_now = source * alpha + old * (1 - alpha), alpha * subject[..., None]
+    return before, source * alpha_now + other * (1 - alpha_now)
+
+
+def _shadow(
+    source: Levels, subject: Levels, other: Levels, rng: np.random.Generator
+) -> tuple[Levels, Levels]:
+    """The redraw has a soft shadow, below the subject."""
+    down = rng.uniform(0.03, 0.08) * len(subject)
+    soft = rng.uniform(6, 16) * len(subject) / _SIDE
+    shade = ndimage.gaussian_filter(ndimage.shift(subject, (down, 0), order=1), soft)
+    other = other * (1 - rng.uniform(0.15, 0.45) * shade[..., None])
+    alpha = subject[..., None]
+    return source, source * alpha + other * (1 - alpha)
+
+
+def _flat(
+    source: Levels, subject: Levels, other: Levels, rng: np.random.Generator
+) -> tuple[Levels, Levels]:
+    """The subject has one colour."""
+    colour, alpha = rng.uniform(30, 225, 3), subject[..., None]
+    return colour * alpha + source * (1 - alpha), colour * alpha + other * (1 - alpha)
 
 
 def restyle(rng: np.random.Generator, how: str, side: int = 704, drawn: int = 512) -> Replaced:
@@ -206,6 +280,10 @@ BACKDROP: dict[str, Callable[[Pixels, np.random.Generator], Levels]] = {
     "gradient": _gradient,
     "photograph": _other,
 }
+TRAIT: dict[
+    str,
+    Callable[[Levels, Levels, Levels, np.random.Generator], tuple[Levels, Levels]],
+] = {"cutout": _cutout, "hair": _hair, "glass": _glass, "shadow": _shadow, "flat": _flat}
 RESTYLE: dict[str, Callable[[Levels, np.random.Generator], Levels]] = {
     "sepia": _sepia,
     "night": _night,

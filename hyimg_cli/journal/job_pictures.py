@@ -84,6 +84,7 @@ def finish(
     `on_global` is `fail`, or if a pixel differs outside.
     """
     # Imported here: it imports scipy, which would add 0.3 s to the start of every run.
+    from hyimg_cli.finishing.doubts import background_doubts
     from hyimg_cli.finishing.halo import halo_doubts, halo_of
     from hyimg_cli.finishing.outside import edit_of
     from hyimg_cli.finishing.placement import Placement
@@ -117,6 +118,7 @@ def finish(
     if (halo := halo_of(found)) is not None:
         edit["halo"] = round(halo, 2)
         edit["doubts"] += halo_doubts(halo)
+    edit["doubts"] += background_doubts(found, drawn)
     if found.kind == "global" and outside.on_global == "fail":
         hint = "the redraw is saved; use on_global keep to accept it, or a region to limit it"
         what = f"the whole picture was edited: {', '.join(found.reasons)}"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
-from PIL import ExifTags, Image, ImageCms
+from PIL import ExifTags, Image, ImageCms, ImageDraw
 
 from hyimg_cli.engine.sources import faults, probe_sources
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
@@ -234,6 +234,20 @@ def test_gates_say_what_they_judge(tmp_path: Path) -> None:
     goes_on = f"the edit goes on beyond the region ({seam['cut']:.0%} of its border)"
     assert goes_on in edit["doubts"]
     assert f"not sure: {goes_on}" in edit_warnings(edit)
+
+
+def test_a_product_without_detail_on_a_new_background_needs_a_mask(tmp_path: Path) -> None:
+    image, source = picture(), tmp_path / "source.png"
+    ImageDraw.Draw(image).ellipse((30, 10, 110, 90), fill=(200, 60, 50))
+    image.save(source)
+    shown = stretch(read_carried(source).pixels, SIZE)
+    drawn = np.where((shown == (200, 60, 50)).all(axis=2, keepdims=True), shown, np.uint8(250))
+    one = job(source)
+    with RunFolder(tmp_path / "out") as run:
+        edit = keep_redraw(run, one, drawn, shown, FACTS)
+        finish(run, one, drawn, shown, edit, OutputConfig(tmp_path / "out"))
+    assert edit["kind"] == "global"
+    assert any("use region_keeps inside" in text for text in edit_warnings(edit))
 
 
 def test_a_gate_judges_what_the_result_changed_and_not_the_drift_that_was_undone(
