@@ -27,10 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from simulated_edits import EDITS, PHOTOGRAPHS, Pixels, bucket, fitted, photograph, redrawn, vae
 
-from hyimg_cli.finishing.crops import Box, crop_of
+from hyimg_cli.finishing.crops import crop_of
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import AxisMap, Placement, mapped_back
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import Box
 
 _PHOTO, _AREA = (1500, 2000), 512**2
 KINDS = ("recolour", "paste", "fill", "text", "relight")

@@ -19,10 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from photo_sheet import recoloured
 from simulated_edits import Pixels, bucket, fitted, photograph, redrawn
 
-from hyimg_cli.finishing.crops import Box, Crop, crop_of
+from hyimg_cli.finishing.crops import Crop, crop_of
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import Box
 
 HEIGHT, WIDTH, DRAWN = 3000, 4000, 1024 * 1024
 # Photographs of the wall, each at least as large as a frame, and the space between frames.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
-from simulated_edits import PHOTOGRAPHS, Levels, Pixels, fitted, photograph
+from simulated_edits import PHOTOGRAPHS, Levels, Pixels, fitted, moved, photograph
 
 OUTLINES = ("ellipse", "polygon", "noise", "two")
 BACKDROPS = ("white", "gradient", "photograph")
@@ -200,14 +200,7 @@ def _redrawn(
     warp = ndimage.gaussian_filter(rng.normal(size=(2, drawn, drawn)), (0, 16, 16))
     warp *= rng.uniform(0, 0.3) / max(1e-9, float(warp.std()))
     zoom, shift = 1 + rng.uniform(-0.01, 0.01), rng.uniform(-3, 3, 2)
-    y, x = np.mgrid[:drawn, :drawn].astype(float)
-    at = [
-        (y - drawn / 2) * zoom + drawn / 2 + shift[0] + warp[0],
-        (x - drawn / 2) * zoom + drawn / 2 + shift[1] + warp[1],
-    ]
-    levels = np.stack(
-        [ndimage.map_coordinates(levels[..., c], at, order=3, mode="nearest") for c in range(3)], -1
-    )
+    levels = moved(levels, zoom, shift, warp)
     levels = levels * rng.uniform(0.97, 1.03, 3)
     grain = ndimage.gaussian_filter(rng.normal(size=levels.shape), (0.7, 0.7, 0))
     levels += grain / grain.std() * rng.uniform(0.5, 2.0)

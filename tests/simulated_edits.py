@@ -87,6 +87,19 @@ def fitted(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     return np.array(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.LANCZOS))
 
 
+def moved(levels: Levels, zoom: float, shift: np.ndarray, warp: np.ndarray) -> Levels:
+    """Levels [Y, X, 3] zoomed about their centre, shifted [2] and warped [2, Y, X]."""
+    height, width = levels.shape[:2]
+    y, x = np.mgrid[:height, :width].astype(float)
+    at = [
+        (y - height / 2) * zoom + height / 2 + shift[0] + warp[0],
+        (x - width / 2) * zoom + width / 2 + shift[1] + warp[1],
+    ]
+    return np.stack(
+        [ndimage.map_coordinates(levels[..., c], at, order=3, mode="nearest") for c in range(3)], -1
+    )
+
+
 def redrawn(pixels: Pixels, rng: np.random.Generator) -> Pixels:
     """As a model draws what it was to show."""
     levels = pixels.astype(float)
@@ -101,14 +114,7 @@ def redrawn(pixels: Pixels, rng: np.random.Generator) -> Pixels:
     warp *= rng.uniform(0, 0.7) / max(1e-9, warp.std())
     zoom = 1 + (rng.uniform(-0.012, 0.012) if rng.random() < 0.4 else 0)
     shift = rng.uniform(-3, 3, 2) * np.sqrt(height * width) / 1024
-    y, x = np.mgrid[:height, :width].astype(float)
-    at = [
-        (y - height / 2) * zoom + height / 2 + shift[0] + warp[0],
-        (x - width / 2) * zoom + width / 2 + shift[1] + warp[1],
-    ]
-    levels = np.stack(
-        [ndimage.map_coordinates(levels[..., c], at, order=3, mode="nearest") for c in range(3)], -1
-    )
+    levels = moved(levels, zoom, shift, warp)
     # Drifted: gains, biases, shading.
     levels = levels * rng.uniform(0.95, 1.05, 3) + rng.uniform(-4, 4, 3)
     shading = ndimage.gaussian_filter(rng.normal(size=(height, width)), max(height, width) / 5)

@@ -33,12 +33,11 @@ def generate(ctx: typer.Context) -> None:
     style = render.style_of(ctx.params)
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
     request = request_of(ctx)
+    drawn_again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
     if request.config.candidates.score or request.config.candidates.draft_steps:
-        again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
-        raise typer.Exit(show_best_of(request, style, again=again))
+        raise typer.Exit(show_best_of(request, style, again=drawn_again))
     if finds_regions(request):
-        again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
-        raise typer.Exit(show_found_regions(request, style, again=again))
+        raise typer.Exit(show_found_regions(request, style, again=drawn_again))
     place = shown_place(request.config.output.folder)
     again = _resume_command(ctx.obj or (), place)
     retry = _resume_command(ctx.obj or (), place, "--retry-failed")

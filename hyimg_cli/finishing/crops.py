@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from math import gcd, isqrt, sqrt
 
 from hyimg_cli.spec.job import Size
-
-# Left, top, right, bottom, in pixels.
-Box = tuple[int, int, int, int]
+from hyimg_cli.spec.options import Box
 
 # Part of the region's longer side that is shown on each of its sides, and the pixels at least.
 _CONTEXT, _LEAST = 0.5, 64

@@ -4,19 +4,19 @@ import numpy as np
 
 from hyimg_cli.finishing.outside import Edit
 from hyimg_cli.finishing.planes import (
-    Plane,
     distance_to,
     numbers,
     opponent,
     scale_of,
     spread,
 )
+from hyimg_cli.finishing.ring_cells import RingCells
 
 # Along the subject, up to this far from it, per megapixel. The new background begins where a soft
 # border ends, and is known from its first pixels.
 _RING, _BEGINS, _KNOWN = 8.0, 10.0, 26.0
-# How far the colours of both sides are carried, and cells of the ring, which need this part of it.
-_CARRIED, _CELL, _LEAST_PART, _LEAST_SIDE = (5.0, 8.0), 24.0, 0.08, 6
+# How far the colours of both sides are carried.
+_CARRIED = 5.0, 8.0
 # Of 20 clean backgrounds, the largest is 0.73.
 _MOST = 1.0
 
@@ -43,8 +43,9 @@ def halo_of(edit: Edit) -> float | None:
     # The nearest blend of the two colours.
     to = behind - subject
     part = np.clip((to * (other - subject)).sum(0) / np.maximum(np.square(to).sum(0), 1e-3), 0, 1)
-    cells = _means(other - subject - part * to, ring, max(_LEAST_SIDE, round(_CELL * scale)))
-    return None if cells is None else float(np.linalg.norm(np.median(cells, axis=1)))
+    if (cells := RingCells(ring, scale)).is_empty:
+        return None
+    return float(np.linalg.norm(np.median(cells.means(other - subject - part * to), axis=1)))
 
 
 def halo_doubts(halo: float | None) -> tuple[str, ...]:
@@ -52,17 +53,3 @@ def halo_doubts(halo: float | None) -> tuple[str, ...]:
     if halo is None or halo <= _MOST:
         return ()
     return (f"a glow or an outline runs along what was kept ({halo:.1f} levels)",)
-
-
-def _means(colours: Plane, ring: Plane, side: int) -> Plane | None:
-    """Return the mean colours [3, N] of the ring's pixels in each cell; None if no cell is full."""
-    y, x = np.nonzero(ring)
-    _, cell, count = np.unique(
-        y // side * ring.shape[1] + x // side, return_inverse=True, return_counts=True
-    )
-    is_full = count >= _LEAST_PART * side * side
-    if not is_full.any():
-        return None
-    return np.stack([np.bincount(cell, one[ring], len(count)) / count for one in colours])[
-        :, is_full
-    ]

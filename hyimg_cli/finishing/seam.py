@@ -19,11 +19,10 @@ from hyimg_cli.finishing.planes import (
     scale_of,
     within,
 )
+from hyimg_cli.finishing.ring_cells import RingCells
 
-# The surroundings are this far from the edit, per megapixel, and are measured in square cells with
-# this side, of which at least this part is surroundings.
-_RING, _CELL, _LEAST_PART, _LEAST_SIDE = (3.0, 16.0), 24.0, 0.08, 6
-_SMOOTH = 1.5
+# The surroundings are this far from the edit, per megapixel.
+_RING, _SMOOTH = (3.0, 16.0), 1.5
 # An edit goes on beyond a region if it reaches this far out, per megapixel, and differs by more
 # than this there: a found edit has a faint rim of six pixels, but not more. It is cut off if it
 # does so along more than this part of the region's border.
@@ -93,21 +92,11 @@ def _cells(edit: Edit, found: Mask) -> tuple[Plane, Plane] | None:
     is_drawn = edit.motion.inside(edit.mask.shape, near)[place]
     ring = (away > near) & (away <= far) & is_drawn & ~within(found, near)[place]
     reference, drawn = edit.reference[:, *place], edit.drawn[:, *place]
-    side = max(_LEAST_SIDE, round(_CELL * scale))
-    y, x = np.nonzero(ring)
-    _, cell, count = np.unique(
-        y // side * ring.shape[1] + x // side, return_inverse=True, return_counts=True
-    )
-
-    def means(colours: Plane) -> Plane:
-        return np.stack([np.bincount(cell, one[ring], len(count)) / count for one in colours])
-
-    smooth = opponent(blurred(reference, _SMOOTH * scale))
-    variance = (means(np.square(smooth)) - np.square(means(smooth))).clip(0).sum(axis=0)
-    is_full = count >= _LEAST_PART * side * side
-    if not is_full.any():
+    if (cells := RingCells(ring, scale)).is_empty:
         return None
-    return means(opponent(drawn - reference))[:, is_full], np.sqrt(variance[is_full])
+    smooth = opponent(blurred(reference, _SMOOTH * scale))
+    variance = cells.means(np.square(smooth)) - np.square(cells.means(smooth))
+    return cells.means(opponent(drawn - reference)), np.sqrt(variance.clip(0).sum(axis=0))
 
 
 def _cut(edit: Edit, allowed: Mask) -> tuple[float, float]:

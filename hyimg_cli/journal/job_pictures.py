@@ -207,11 +207,13 @@ def edit_warnings(edit: Mapping[str, Any] | None) -> Iterator[str]:
 
 def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
     """Return the notes on how an edit's inputs were read."""
-    if edit is not None and (draft := edit.get("draft")) is not None:
+    if edit is None:
+        return
+    if (draft := edit.get("draft")) is not None:
         yield draft
-    if text := region_text(edit or {}):
+    if text := region_text(edit):
         yield f"region: {text}"
-    if edit is not None and (crop := edit.get("crop")) is not None:
+    if (crop := edit.get("crop")) is not None:
         yield f"drawn: the part {box_text(crop['box'])}, at {'x'.join(map(str, crop['drawn']))}"
 
 

@@ -13,12 +13,12 @@ from typing import Any
 from hyimg_cli.journal.job_pictures import seam_level
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.options import KeepOutside, Region
 from hyimg_cli.spec.units import time_text
 
 Entry = Mapping[str, Any]
 Record = dict[str, Any]
 
-_BOX = re.compile(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)")
 _NO_TIME = ("queue", "total")
 # Shown elsewhere in a record, or too long for a list of settings.
 _NO_SETTING = (
@@ -111,10 +111,10 @@ def _crop(asked: Entry, edit: Entry) -> Record | None:
     """
     if not (crop := edit.get("crop")):
         return None
-    box = _BOX.fullmatch(str(asked.get("region") or ""))
+    box = KeepOutside(region=Region(str(asked.get("region") or ""))).box
     # Of a mask, the page has the edit alone.
     name = "kept" if asked.get("region_keeps") == "inside" else "region"
-    inner = (name, [*map(int, box.groups())]) if box else ("edit", edit.get("box"))
+    inner = (name, [*box]) if box else ("edit", edit.get("box"))
     frames = [("crop", crop["box"]), *([inner] if inner[1] else [])]
     return {"frames": frames, "source": int(asked.get("kept_source") or 1) - 1}
 

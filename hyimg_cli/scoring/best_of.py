@@ -10,16 +10,16 @@ same command goes on wherever it was stopped.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine.chains import refuse_links
-from hyimg_cli.engine.run import ManifestRun, OnEvent
-from hyimg_cli.engine.runner import RunRequest, Summary
+from hyimg_cli.engine.run import OnEvent
+from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.picks import (
     DRAFTS,
@@ -35,6 +35,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
 from hyimg_cli.scoring.found_regions import planned
 from hyimg_cli.scoring.pick import Rule, pick, rule_of
+from hyimg_cli.scoring.runs_in_turn import RunsInTurn
 from hyimg_cli.scoring.scorers import Scorer, scorers_of
 from hyimg_cli.settings.config import settings_of
 from hyimg_cli.settings.run import RunConfig
@@ -45,15 +46,11 @@ Picks = list[dict[str, Any]]
 
 
 @dataclass
-class BestOf:
-    """Runs `hyimg generate … --score … --pick M`. `summaries`: of its runs."""
+class BestOf(RunsInTurn):
+    """Runs `hyimg generate … --score … --pick M`."""
 
-    request: RunRequest
     on_event: OnEvent
     scorers: Sequence[Scorer] = ()
-    summaries: list[Summary] = field(default_factory=list)
-    _at_work: ManifestRun | None = None
-    _stop_signal: int | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for settings that exclude each other, before anything is drawn."""
@@ -63,32 +60,17 @@ class BestOf:
         # Candidates without a value are scored again once, not at each step.
         self._asks_again = self.request.policy.retry_failed
 
-    def request_stop(self, signal_number: int) -> bool:
-        """Stop as `ManifestRun.request_stop` does; a scorer at work ends at once."""
-        self._stop_signal = signal_number
-        return self._at_work is not None and self._at_work.request_stop(signal_number)
-
     def run(self) -> Picks:
         """Draw, score and pick, and draw the picked in full."""
-        self._draw(first_folder(self.request), self._candidates)
+        self.draw(first_folder(self.request), self._candidates, self.on_event)
         picks, before = self._pick(), set[str]()
         # A run that ended early, by --fail-fast, leaves some candidates undrawn; so does this.
         while (missing := {name for one in picks for name in one["missing"]}) - before:
             before = missing
             chosen = {name for one in picks for name in one["picked"]}
-            self._draw(self._out, partial(self._finals, chosen))
+            self.draw(self._out, partial(self._finals, chosen), self.on_event)
             picks = self._pick()
         return picks
-
-    def _draw(self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]]) -> None:
-        """Draw with an ordinary run, whose model is released when it ends."""
-        config = self.request.config
-        config = replace(config, output=replace(config.output, folder=folder))
-        run = self._at_work = ManifestRun(replace(self.request, config=config, change=change))
-        if self._stop_signal is not None:
-            run.request_stop(self._stop_signal)
-        self.summaries.append(run.run(self.on_event))
-        self._at_work = None
 
     def _pick(self) -> Picks:
         """Score what has no score yet, and pick; the picks are on disk afterwards."""

@@ -7,22 +7,22 @@ As for candidates, what is done is found by files alone: the same command goes o
 stopped. A draft that changed the whole picture, or nothing, leads to a drawing of the whole.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of
 from hyimg_cli.engine.preparation import Preparation, Refusals, read_jobs
-from hyimg_cli.engine.run import ManifestRun, OnEvent
-from hyimg_cli.engine.runner import RunRequest, Summary
+from hyimg_cli.engine.run import OnEvent
+from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.finishing.crops import crop_of
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models import registry
+from hyimg_cli.scoring.runs_in_turn import RunsInTurn
 from hyimg_cli.spec.events import Remark
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
 from hyimg_cli.spec.options import Box, KeepOutside, Region, box_text
@@ -40,27 +40,19 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass
-class FoundRegions:
-    """Runs `hyimg generate … --region-size native` without regions. `summaries`: of its runs.
+class FoundRegions(RunsInTurn):
+    """Runs `hyimg generate … --region-size native` without regions.
 
     `on_draft`: gets the events of the drafts.
     """
 
-    request: RunRequest
     on_event: OnEvent
     on_draft: OnEvent
-    summaries: list[Summary] = field(default_factory=list)
-    _at_work: ManifestRun | None = None
-    _stop_signal: int | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for what drafts exclude, before anything is drawn."""
         refuse_without_drafts(self.request)
-
-    def request_stop(self, signal_number: int) -> bool:
-        """Stop as `ManifestRun.request_stop` does."""
-        self._stop_signal = signal_number
-        return self._at_work is not None and self._at_work.request_stop(signal_number)
+        self.request = replace(self.request, finds_regions=True)
 
     def run(self) -> None:
         """Draw the drafts, then the edits."""
@@ -68,22 +60,10 @@ class FoundRegions:
         if any(map(_is_unfound, _read(self.request).jobs)):
             said = f"drafts of the whole find the regions; they are in {out / REGIONS}"
             self.on_event(Remark(said, "info"))
-            self._draw(out / REGIONS, _drafts, self.on_draft)
+            self.draw(out / REGIONS, _drafts, self.on_draft)
             if self.summaries[-1].left:  # ended early, by --fail-fast
                 return
-        self._draw(out, partial(_edits, self.request), self.on_event)
-
-    def _draw(
-        self, folder: Path, change: Callable[[Sequence[Job]], Sequence[Job]], on_event: OnEvent
-    ) -> None:
-        config = self.request.config
-        config = replace(config, output=replace(config.output, folder=folder))
-        request = replace(self.request, config=config, change=change, finds_regions=True)
-        run = self._at_work = ManifestRun(request)
-        if self._stop_signal is not None:
-            run.request_stop(self._stop_signal)
-        self.summaries.append(run.run(on_event))
-        self._at_work = None
+        self.draw(out, partial(_edits, self.request), self.on_event)
 
 
 def refuse_without_drafts(request: RunRequest) -> None:

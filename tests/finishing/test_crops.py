@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 from conftest import thorough_but
 
-from hyimg_cli.finishing.crops import Box, crop_of
+from hyimg_cli.finishing.crops import crop_of
 from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import Box
 
 # Sizes of a few models, by the ways in which they differ: fine steps, coarse ones, one alone.
 _FINE = [Size(rows * 16, round(4096 / rows) * 16) for rows in range(46, 92)]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from journal.conftest import in_mode
 from PIL import ExifTags, Image, ImageCms
 
 from hyimg_cli.journal.job_pictures import finish, keep_redraw
@@ -62,13 +63,7 @@ def confirm(source: Image.Image, path: Path, edit: dict[str, Any]) -> np.ndarray
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L"])
 def test_a_crop_goes_back_to_a_source_of_any_kind(tmp_path: Path, mode: str) -> None:
-    image = photograph()
-    if mode == "RGBA":
-        clear = np.full((220, 300), 255, np.uint8)
-        clear[:40] = 0  # colours of their own under clear pixels
-        image.putalpha(Image.fromarray(clear))
-    elif mode != "RGB":
-        image = image.quantize(64) if mode == "P" else image.convert(mode)
+    image = in_mode(photograph(), mode, clear=40)
     image.save(tmp_path / "in.png")
     path, edit = edited(tmp_path / "in.png", tmp_path / "out")
     source = image.convert("RGBA" if mode == "RGBA" else "RGB")

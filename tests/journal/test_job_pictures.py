@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tifffile
+from journal.conftest import in_mode
 from PIL import ExifTags, Image, ImageCms, ImageDraw
 
 from hyimg_cli.engine.sources import faults, probe_sources
@@ -90,13 +91,7 @@ def put_back(
 
 
 def saved(folder: Path, mode: str, suffix: str = ".png", **how: Any) -> Path:
-    image = picture()
-    if mode == "RGBA":
-        clear = np.full((101, 150), 255, np.uint8)
-        clear[:20] = 0  # colours of their own under clear pixels
-        image.putalpha(Image.fromarray(clear))
-    elif mode != "RGB":
-        image = image.quantize(64) if mode == "P" else image.convert(mode)
+    image = in_mode(picture(), mode, clear=20)
     path = folder / f"source{suffix}"
     image.save(path, **how)
     return path

@@ -1,6 +1,7 @@
 """A model card and ready-made jobs for the tests of this room; no checkpoint is read."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,3 +83,16 @@ def card_of() -> Callable[[str], ModelCard]:
 def settings() -> dict[str, Setting]:
     """What holds where neither flag nor environment nor recipe says anything."""
     return settle({}, {}, {})
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes files below the working folder; `write` fills each, which is empty by default."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*names: str, write: Callable[[Path], object] = Path.touch) -> None:
+        for path in map(Path, names):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+
+    return make

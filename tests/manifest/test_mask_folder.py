@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,15 @@ Tree = Callable[..., None]
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
+def tree(tree: Callable[..., None]) -> Tree:
     """Makes pictures below the working folder, 16 x 12; masks are white in the left half."""
-    monkeypatch.chdir(tmp_path)
 
-    def make(*names: str) -> None:
-        for name in names:
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            picture = Image.new("L", (16, 12))
-            picture.paste(255, (0, 0, 8, 12))
-            picture.save(name)
+    def write(path: Path) -> None:
+        picture = Image.new("L", (16, 12))
+        picture.paste(255, (0, 0, 8, 12))
+        picture.save(path)
 
-    return make
+    return partial(tree, write=write)
 
 
 def found(*arguments: str, region: str = "", **more: Any) -> Sources:

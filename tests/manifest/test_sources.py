@@ -14,19 +14,6 @@ from hyimg_cli.media.kinds import FORMATS, RAW_SUFFIXES, SUFFIXES, UNREAD_SUFFIX
 Tree = Callable[..., None]
 
 
-@pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    """Makes empty files below the working folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def make(*names: str) -> None:
-        for name in names:
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).touch()
-
-    return make
-
-
 def names(*arguments: str, is_recursive: bool = False) -> list[str]:
     return list(sources(arguments, is_recursive=is_recursive).files)
 

@@ -58,6 +58,7 @@ _SIDES = (
     *((1024, 1024), (768, 1344), (1344, 768), (896, 1184), (1184, 896)),
     *((832, 1248), (1248, 832)),
 )
+# Of a text encoder's tensor, its layer.
 _TEXT_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Pixels of a source picture in every step.

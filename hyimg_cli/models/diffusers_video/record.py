@@ -51,7 +51,6 @@ WAN_MAX_TOKENS = 512
 _TILE_PIXELS = 256
 _STRIDE_PIXELS = 192
 _MAX_RATIO = 4.0
-# Of a text encoder's tensor, its layer.
 _MOST_PIXELS = 8192
 # Of the released autoencoders, counted without a GPU; others are assumed to be the same.
 _HUNYUAN_DECODE = DecodeWork(per_frame_pixel=1_796)
