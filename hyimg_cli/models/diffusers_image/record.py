@@ -20,18 +20,15 @@ from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import view_size
 from hyimg_cli.models.common.config import Config
+from hyimg_cli.models.diffusers_image.advice import few_steps_advice, square_advice
 from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
-from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
-from hyimg_cli.models.diffusers_image.table import (
-    KINDS,
+from hyimg_cli.models.diffusers_image.kind import (
     NON_COMMERCIAL,
     LibraryPipeline,
-    few_steps_advice,
-    kind_of,
-    licence_of,
     size_by_source,
-    square_advice,
 )
+from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
+from hyimg_cli.models.diffusers_image.table import KINDS, kind_of, licence_of
 from hyimg_cli.models.diffusers_video.fitting import picture_positions, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (

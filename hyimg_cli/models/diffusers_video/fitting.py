@@ -19,7 +19,7 @@ _Number = tuple[str, str]
 TEXT_WIDTH: _Number = ("text_encoder", "hidden_size")
 # The number on the left is the one on the right, that many times.
 Rule = tuple[_Number, int, _Number]
-# Rules of the video pipelines; editors have theirs in `diffusers_image/table`.
+# Rules of the video pipelines; editors have theirs in `diffusers_image/parts`.
 VIDEO_RULES: dict[str, tuple[Rule, ...]] = {
     WAN: (
         (("transformer", "text_dim"), 1, ("text_encoder", "d_model")),

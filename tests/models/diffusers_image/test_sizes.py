@@ -17,7 +17,8 @@ from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as qwen
 from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
 from PIL import Image
 
-from hyimg_cli.models.diffusers_image.table import KINDS, size_by_source
+from hyimg_cli.models.diffusers_image.kind import size_by_source
+from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.models.registry import model_card
 from hyimg_cli.spec.job import Size
 
