@@ -185,8 +185,7 @@ class _Header:
     def _value(self, kind: int, depth: int = 0) -> str | None:
         """Return a key's value as a text; None for a long list."""
         if kind in _SCALARS:
-            value = self._number(_SCALARS[kind])
-            return str(value).lower() if isinstance(value, bool) else str(value)
+            return str(self._number(_SCALARS[kind]))
         if kind == _TEXT:
             return self._text(MAX_HEADER_BYTES)
         if kind != _LIST or depth:
