@@ -30,6 +30,7 @@ READERS = 4
 PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
 # A piece has a multiple of this many weights: blocks of 4-bit weights continue across rows.
 _BLOCK = 64
+_CACHE_LINE = 64
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
@@ -82,6 +83,15 @@ class StoredTensor:
             if not count:
                 raise OSError(f"the file of {self.name} ends early")
             left, start = left[count:], start + count
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a tensor whose products do not depend on the length of its file's header.
+
+    Where a file is mapped, headers move the weights, and products of numbers that do not begin at a
+    cache line may round differently. Those are copied.
+    """
+    return tensor.clone() if tensor.data_ptr() % _CACHE_LINE else tensor
 
 
 def read_all(

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from hyimg_cli.errors import HyimgError, MachineError, required
 from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special, without_few_eights
+from hyimg_cli.loading.readers import aligned
 from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.common.tokenizer import refuse_beyond
@@ -219,6 +220,9 @@ def load_weights(
         # Latents are checked after each job, but pixels hide a NaN.
         what, hint = "the vae has weights that are not finite", "download the file again"
         raise fault("not-finite", what, component.folder, hint)
+    if place.device.type == "cpu":
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = aligned(tensor.data)
     if prepare is not None:
         prepare(module)
     place.put(module)
