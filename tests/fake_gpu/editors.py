@@ -75,10 +75,10 @@ def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
     return Prepared(job, RunConfig(OutputConfig(folder), model=choice, batch=batch))
 
 
-def trace(folder: Path, name: str, offload: Offloading) -> Trace:
+def trace(folder: Path, name: str, offload: Offloading, card_gb: int) -> Trace:
     """Run one job of a released editor."""
     made = prepared(folder, name, offload)
-    with fake_process() as stages:
+    with fake_process(card_gb) as stages:
         trace = stages.trace
         trace.planned, trace.notes = made.planned, ["no batch: editors draw one picture at a time"]
         pipeline = EditPipeline(made.config)

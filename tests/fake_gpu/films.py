@@ -82,10 +82,10 @@ def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
     return Prepared(jobs, config, card)
 
 
-def trace(folder: Path, name: str, offload: Offloading) -> Trace:
+def trace(folder: Path, name: str, offload: Offloading, card_gb: int) -> Trace:
     """Run the jobs."""
     made = prepared(folder, name, offload)
-    with fake_process() as stages:
+    with fake_process(card_gb) as stages:
         stages.trace.planned = made.planned
         pipeline = VideoPipeline(made.config)
         run(stages, pipeline, made.card.model, made.jobs)

@@ -11,6 +11,8 @@ from fake_gpu.released_pictures import write_bagel, write_hunyuan
 from fake_gpu.trace import Trace, fake_process
 from PIL import Image
 
+from hyimg_cli.memory.available import available_memory
+from hyimg_cli.memory.fit import spare_bytes
 from hyimg_cli.memory.footprint import Together, held_weights, needs
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
@@ -31,7 +33,7 @@ FORMS: dict[str, Quantization] = {"HunyuanImage-3.0-Instruct": "fp8"}
 SIDE, STEPS, TOKENS, TOGETHER = 1024, 3, 3, 3
 
 
-def trace(folder: Path, name: str, offload: str) -> Trace:
+def trace(folder: Path, name: str, offload: str, card_gb: int) -> Trace:
     """Run a picture, an edit with a text, and several edits together.
 
     `offload`: none or experts.
@@ -81,12 +83,16 @@ def trace(folder: Path, name: str, offload: str) -> Trace:
         prewarm=False, prefetches_sources=False, prefix_cache_mb=0, max_size=TOGETHER
     )
     config = RunConfig(OutputConfig(folder), model=choice, batch=batch)
-    with fake_process() as stages:
+    every = [plain, edit, *edits]
+    with fake_process(card_gb) as stages:
+        # What the card has besides the work of all jobs is for experts that stay.
+        there = available_memory(config)
+        stay = spare_bytes(every, config, there) if choice.offloads_experts else 0
         pipeline = ImagePipeline(config)
         for kind, jobs in (("picture", [plain]), ("edit", [edit]), ("edits", edits)):
             found, count = needs(jobs, card, config, prefixes=0), len(jobs)
             total = found.widest(Together(count, count), held_weights(card, config)).total
-            stages.trace.planned[kind] = total
-            run(stages, pipeline, model, jobs, prefix=f"{kind} ")
+            stages.trace.planned[kind] = total + stay
+            run(stages, pipeline, model, jobs, prefix=f"{kind} ", expected=every)
         stages.trace.blocks = len(pipeline._resident().layer_devices)
     return stages.trace

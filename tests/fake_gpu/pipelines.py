@@ -30,14 +30,15 @@ def run(
     jobs: list[Any],
     *,
     prefix: str = "",
+    expected: list[Any] | None = None,
 ) -> None:
     """Load the model and make the jobs, together as far as the pipeline does.
 
-    Each stage is noted once, for the first job that ends it, under
-    `prefix` and its name. Raises the error of a lost job.
+    It is loaded for the jobs that are `expected`, by default these. Each stage is noted once, for
+    the first job that ends it, under `prefix` and its name. Raises the error of a lost job.
     """
     stages.gpu.forget()
-    for event in _events(pipeline, model, jobs):
+    for event in _events(pipeline, model, jobs, expected or jobs):
         if isinstance(event, Lost):
             raise event.error
         name = _ended(event)
@@ -46,8 +47,8 @@ def run(
             stages.end(f"{prefix}{name}")
 
 
-def _events(pipeline: Any, model: str, jobs: list[Any]) -> Iterator[Any]:
-    yield from pipeline.use(model, jobs, None)
+def _events(pipeline: Any, model: str, jobs: list[Any], expected: list[Any]) -> Iterator[Any]:
+    yield from pipeline.use(model, expected, None)
     yield from pipeline.prepare(jobs, None)
     told = deque[Any]()
     tickets = [Ticket(job, tell=told.append) for job in jobs]

@@ -1,6 +1,7 @@
 """The table of all traces, a row each: `benchmarks/results/fake-gpu.json`.
 
 cd tests; python -m fake_gpu.table films Wan2.1-T2V-14B --offload group    traces it again
+    ...table pictures HunyuanImage-3.0-Instruct --offload experts --card-gb 32    on a smaller card
 """
 
 import argparse
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from fake_gpu.trace import Trace
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "results" / "fake-gpu.json"
+# Memory of the card of most rows.
+H200_GB = 141
 _LIBRARIES = ("torch", "diffusers", "transformers")
 # The plan's moment of each stage that it counts; others never take most.
 _MOMENTS = {"encode prompts": "text", "decode": "decode"}
 # Bytes that a step may send besides weights: BAGEL's positions, in a queue.
 _MOST_SENT = 1_000_000
-# Its steps run a second forward, for the negative prompt; blocks come once for each.
-_GUIDED = {"Qwen/Qwen-Image-Edit-2511"}
+# Their steps run a second forward, for the negative prompt; blocks come once for each.
+_GUIDED = ("HunyuanVideo", "Qwen/Qwen-Image-Edit-2511", "Wan")
 # The first step of a job sends what is constant in it, and names and makes its prefixes.
 _FIRST = "step 1"
 
@@ -39,12 +42,19 @@ def uncompiled() -> dict[str, str]:
     return found
 
 
-def put(family: str, name: str, offload: str, found: "Trace") -> None:
+def ungrouped() -> dict[str, str]:
+    """Return by family why its blocks cannot wait in main memory one by one."""
+    found: dict[str, str] = json.loads(PATH.read_text())["ungrouped"]
+    return found
+
+
+def put(family: str, name: str, offload: str, card_gb: int, found: "Trace") -> None:
     """Write a row in place of the one for the same run."""
     row = {
         "family": family,
         "name": name,
         "offload": offload,
+        "card_gb": card_gb,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {one: version(one) for one in _LIBRARIES},
         **asdict(found),
@@ -93,7 +103,7 @@ def problems(row: Mapping[str, Any], planned: Mapping[str, int]) -> list[str]:
             none = ("reads", "waits", "masks", "fetched")
             found += [f"{name}: {what} {stage[what]}" for what in none if stage[what]]
             if offload != "experts":
-                forwards = (1 + (row["name"] in _GUIDED)) * (offload == "group")
+                forwards = (1 + row["name"].startswith(_GUIDED)) * (offload == "group")
                 brought = forwards * row["block_bytes"]
                 if not brought <= stage["sent"] <= 1.001 * brought + _MOST_SENT:
                     found.append(f"{name} brings {stage['sent']} bytes, not {brought}")
@@ -123,7 +133,7 @@ def lines() -> Iterator[str]:
         moved = {*sent.values()} if len({*sent.values()}) == 1 else [*sent.values()]
         cells = (
             row["name"].rpartition("/")[2],
-            row["offload"],
+            row["offload"] + ("" if row["card_gb"] == H200_GB else f", {row['card_gb']} GB"),
             ", ".join(f"{kind} {count}".strip() for kind, count in launches.items()),
             ", ".join(parts),
             ", ".join(moved).replace("0.0", "0"),
@@ -137,6 +147,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("family")
     parser.add_argument("name")
     parser.add_argument("--offload", default="none", choices=("none", "model", "group", "experts"))
+    parser.add_argument("--card-gb", type=int, default=H200_GB)
     return parser.parse_args()
 
 
@@ -144,7 +155,8 @@ def main() -> None:
     from fake_gpu.trace import traced  # the rows can be read without the libraries
 
     given = arguments(__doc__)
-    put(given.family, given.name, given.offload, traced(given.family, given.name, given.offload))
+    run = given.family, given.name, given.offload, given.card_gb
+    put(*run, traced(*run))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     PYTHONPATH=tests:recipes/build-tiny-editors python -m fake_gpu.trace editors \
         black-forest-labs/FLUX.2-klein-4B --offload group
 
-prints a trace as JSON. A family is a module of this folder with `trace(folder, name, offload)`,
-which writes the model's files, enters `fake_process` and ends its stages one after the other.
+prints a trace as JSON. A family is a module of this folder with `trace(folder, name, offload,
+card_gb)`, which writes the model's files, enters `fake_process` and ends its stages one by one.
 """
 
 import json
@@ -26,7 +26,7 @@ import diffusers
 import torch
 import transformers
 from fake_gpu.device import FakeGpu, fake_gpu
-from fake_gpu.table import arguments
+from fake_gpu.table import H200_GB, arguments
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
@@ -37,8 +37,6 @@ from hyimg_cli.memory import available
 
 TESTS = Path(__file__).parents[1]
 _TENSOR: Any = torch.tensor
-# Memory of an H200.
-_BYTES = 141_000_000_000
 # Main memory beside it: weights wait there, which here are sizes without numbers.
 _MAIN_BYTES = 512_000_000_000
 
@@ -88,12 +86,13 @@ class Stages:
         gpu.forget()
 
 
-def traced(family: str, name: str, offload: str = "none") -> Trace:
-    """Trace in a new process. Raises CalledProcessError if that fails."""
+def traced(family: str, name: str, offload: str = "none", card_gb: int = H200_GB) -> Trace:
+    """Trace on a card of this size in a new process. Raises CalledProcessError if that fails."""
     recipes = (TESTS.parent / "recipes").glob("build-tiny-*")
     paths = [str(TESTS), *map(str, recipes)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    command = (sys.executable, "-m", "fake_gpu.trace", family, name, "--offload", offload)
+    command = [sys.executable, "-m", "fake_gpu.trace", family, name, "--offload", offload]
+    command += ["--card-gb", str(card_gb)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     found = json.loads(done.stdout)
     found["stages"] = {one: Stage(**stage) for one, stage in found["stages"].items()}
@@ -101,16 +100,17 @@ def traced(family: str, name: str, offload: str = "none") -> Trace:
 
 
 @contextmanager
-def fake_process() -> Iterator[Stages]:
-    """A fake GPU with stand-ins that may outlive it: the process does nothing else.
+def fake_process(card_gb: int) -> Iterator[Stages]:
+    """A fake GPU of this size with stand-ins that may outlive it: the process does nothing else.
 
     Libraries keep what they made here, such as buffers without numbers.
     """
+    size = card_gb * 1_000_000_000
     with fake_gpu() as gpu:
         for target, name, stand_in in (
             (torch.cuda, "is_available", lambda: True),
             (torch.cuda, "device_count", lambda: 1),
-            (torch.cuda, "mem_get_info", lambda _device=None: (_BYTES - gpu.live, _BYTES)),
+            (torch.cuda, "mem_get_info", lambda _device=None: (size - gpu.live, size)),
             (torch.cuda, "memory_allocated", lambda _device=None: gpu.live),
             (torch.cuda, "memory_reserved", lambda _device=None: gpu.live),
             (torch.cuda, "empty_cache", lambda: None),
@@ -168,7 +168,7 @@ def main() -> None:
     family: Any = import_module(f"fake_gpu.{given.family}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["HYIMG_CACHE_DIR"] = str(Path(folder) / "cache")
-        found = family.trace(Path(folder), given.name, given.offload)
+        found = family.trace(Path(folder), given.name, given.offload, given.card_gb)
     print(json.dumps(asdict(found)), flush=True)  # noqa: T201
     os._exit(0)  # nothing is taken down
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import thorough_but
-from fake_gpu.table import launches_a_layer, lines, problems, rows, uncompiled
+from fake_gpu.table import launches_a_layer, lines, problems, rows, uncompiled, ungrouped
 
 from hyimg_cli.models import registry
 
@@ -53,6 +53,17 @@ def test_a_family_whose_blocks_are_not_compiled_says_why() -> None:
     assert {*uncompiled()} == refuse - {"diffusers_image"}
 
 
+def test_every_offload_of_every_family_is_traced_or_says_why_not() -> None:
+    """Blocks of all videos come one by one; of pictures, those of an editor of each size."""
+    found = {offload: {name for _, name, on in ROWS if on == offload} for _, _, offload in ROWS}
+    without = {name for family, name, _ in ROWS if family == "films"} - found["group"]
+    assert {name.partition(" x ")[0] for name in without} == {"LingBot-World-fast"}
+    assert {"HunyuanImage-3.0-Instruct"} == found["experts"]
+    assert "LingBot-World-fast" in found["model"]
+    refuse = {one.name for one in registry.families() if "cpu_offload=group" not in one.follows}
+    assert {*ungrouped()} == refuse - {"diffusers_image"}
+
+
 def test_the_page_has_the_table() -> None:
     page = PAGE.read_text()
     assert [line for line in lines() if line not in page] == []
@@ -66,7 +77,8 @@ def test_traced_again_it_is_as_in_the_table(key: tuple[str, str, str]) -> None:
 
     from fake_gpu.trace import traced
 
-    again, row = asdict(traced(*key)), ROWS[key]
+    row = ROWS[key]
+    again = asdict(traced(*key, row["card_gb"]))
     assert again["planned"] == row["planned"]
     assert launches_a_layer(again) == row["launches_a_layer"]
     assert {*row["stages"]} <= {*again["stages"]}
