@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # Before numpy is imported: the threads of its products wait at full speed for the next one, on
 # cores that torch has threads of its own for.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before diffusers is imported: with it, the library fetches a kernel for GGUF and runs its code.
+os.environ.pop("DIFFUSERS_GGUF_CUDA_KERNELS", None)
 
 __version__ = "0.1.0"
 _HOME = {

@@ -116,7 +116,9 @@ def memory_facts(order: Plan, config: RunConfig) -> Iterator[Fact]:
         lines += _footprint_lines(one)
     for model, sizes in components.items():
         parts = ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items())
-        lines.append(f"  weights of {model}: {parts}, {form_text}")
+        packed = networks[model].packed
+        as_stored = ", the transformer as stored" * bool(packed and packed.nbytes)
+        lines.append(f"  weights of {model}: {parts}, {form_text}{as_stored}")
     yield Fact("weight_bytes", weights | components, lines)
     held = {model: asdict(one) | {"total": one.total} for model, one in memory.items()}
     # If layers are split over ranks, also by rank.

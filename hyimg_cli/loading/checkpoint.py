@@ -183,11 +183,13 @@ def check_tensors(
     part: str = "",
     *,
     any_dtype: Collection[str] = (),
+    hint: str = "use config.json and weights of the same checkpoint",
 ) -> None:
     """Check that headers have exactly the `expected` tensors, in 16, 32 or 64-bit floats.
 
-    `any_dtype`: names of the ones that may have another dtype. Raises one CheckpointError that
-    names tensors that are missing, unexpected, of another shape, or not floats.
+    `any_dtype`: names of the ones that may have another dtype. `hint`: for tensors that do not
+    match. Raises one CheckpointError that names tensors that are missing, unexpected, of another
+    shape, or not floats.
     """
     title = f"{part}: " if part else ""
     refuse_packed({name: one for name, one in found.items() if name not in any_dtype}, where, part)
@@ -201,7 +203,6 @@ def check_tensors(
     faults = {"missing": missing, "unexpected": unexpected, "with another shape": shapes}
     if parts := listed(faults):
         what = f"{title}the weights do not match the configuration: {parts}"
-        hint = "use config.json and weights of the same checkpoint"
         if prefix := _prefix_of(unexpected, missing):
             what = f"{title}the names of its {len(unexpected)} tensors begin with {prefix}"
             hint = "use the checkpoint's folder in diffusers' layout, or save them without it"

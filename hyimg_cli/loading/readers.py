@@ -31,7 +31,7 @@ PIECE_BYTES, PINNED_BYTES = 1 << 20, 1 << 24
 # A piece has a multiple of this many weights: blocks of 4-bit weights continue across rows.
 _BLOCK = 64
 _CACHE_LINE = 64
-_DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class StoredTensor:
             # The other threads read while this one waits for its copy to a GPU.
             piece = torch.empty(count * row_bytes, dtype=torch.uint8, pin_memory=is_gpu)
             self._read(piece, start)
-            yield first, piece.to(device).view(_DTYPES[self.info.dtype]).view(count, *shape[1:])
+            yield first, piece.to(device).view(DTYPES[self.info.dtype]).view(count, *shape[1:])
 
     def into(self, room: Tensor) -> None:
         """Fill `room`, contiguous and of this shape, on any device and in any dtype."""
         rows = room if self.info.shape else room.view(1)
-        is_as_stored = room.dtype == _DTYPES[self.info.dtype] and not self.info.parts
+        is_as_stored = room.dtype == DTYPES[self.info.dtype] and not self.info.parts
         if room.device.type == "cpu" and is_as_stored:
             self._read(rows.view(-1).view(torch.uint8), self.info.start)
             return

@@ -5,7 +5,7 @@ found by its first bytes and refused by its name.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -57,8 +57,8 @@ class SingleFile:
 
     path: Path
     format: Literal["safetensors", "gguf"]
-    tensors: dict[str, TensorInfo]
-    metadata: dict[str, str]
+    tensors: dict[str, TensorInfo] = field(hash=False)
+    metadata: dict[str, str] = field(hash=False)
 
 
 def read_single_file(path: Path) -> SingleFile:

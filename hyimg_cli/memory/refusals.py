@@ -94,11 +94,20 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
         of_model = replace(choice, model=model)
         _refuse_of_pictures(of_model, parallel)
         refuse_unfollowed(of_model, **vars(config))
+        _refuse_packed_again(of_model)
     for model in dict.fromkeys(job.model for job in jobs if isinstance(job, VideoJob)):
         refuse_unfollowed(replace(choice, model=model), "videos")
     for job in jobs:
         if isinstance(job, VideoJob) and parallel.context_ranks > 1:
             _refuse_unsplit_tokens(job, config)
+
+
+def _refuse_packed_again(choice: ModelChoice) -> None:
+    """Raise UsageError for a quantization of a file that is stored in few bits."""
+    card = model_card(choice.model, choice.revision)
+    if choice.quantization != "none" and card.networks is not None and card.networks.packed:
+        what = f"{card.name} is {card.networks.packed.form}, which is packed already"
+        raise _refused(what, f"remove {QUANTIZATION}, or use the BF16 file", QUANTIZATION)
 
 
 def refuse_gpu_part(config: RunConfig) -> None:

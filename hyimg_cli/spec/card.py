@@ -110,6 +110,20 @@ class RankBytes:
     kv_share: float
 
 
+@dataclass(frozen=True)
+class PackedWeights:
+    """Weights of a single file in few bits.
+
+    `form`: GGUF, or fp8, which is unpacked as it is loaded. The others stay as stored: `numbers` of
+    them in `nbytes`, and each matrix is unpacked in a forward, of `largest` numbers at most.
+    """
+
+    form: str
+    numbers: int = 0
+    nbytes: int = 0
+    largest: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Networks:
     """Networks of a checkpoint in diffusers' layout, by component.
@@ -118,13 +132,14 @@ class Networks:
     available to count. Encoders are the components that can be unloaded once everything is encoded.
     `has_float32_vae`: latents are decoded in float32, whatever dtype is asked for.
     `grouped_parameters`: numbers that are on the device at once if a component's blocks come one by
-    one.
+    one. `packed`: of a transformer in a single file.
     """
 
     component_bytes: tuple[tuple[str, int], ...]
     component_parameters: tuple[tuple[str, int], ...] = ()
     has_float32_vae: bool = False
     grouped_parameters: tuple[tuple[str, int], ...] = ()
+    packed: PackedWeights | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -138,14 +153,18 @@ class Networks:
 
         `in_groups`: while its blocks come one by one. As stored if nothing is counted. Released
         transformers are stored in float32, and take half of that in bfloat16. The few tensors that
-        a class keeps in float32, or unquantized, count like the others.
+        a class keeps in float32, or unquantized, count like the others. Blocks that come one by one
+        are packed like the whole.
         """
-        counts = dict(self.component_parameters)
-        counts |= dict(self.grouped_parameters) if in_groups else {}
+        whole = dict(self.component_parameters)
+        counts = whole | (dict(self.grouped_parameters) if in_groups else {})
 
         def of(name: str) -> float:
             if name == "vae" and self.has_float32_vae:
                 return 4
+            if name == "transformer" and self.packed is not None and self.packed.nbytes:
+                plain = whole[name] - self.packed.numbers
+                return (self.packed.nbytes + plain * weight_width(dtype)) / whole[name]
             return weight_width(dtype, quantization if name.startswith("transformer") else "none")
 
         return {

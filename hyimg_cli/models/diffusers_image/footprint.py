@@ -5,6 +5,7 @@ with one source picture.
 """
 
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout
+from hyimg_cli.models.diffusers_video.record import packed_weights
 
 # Numbers of a row at a forward's peak, per unit of its width.
 _TOKEN_WIDTHS = {
@@ -21,6 +22,8 @@ _DECODES = {
     "AutoencoderKLQwenImage21": (45, "decoder_base_dim"),
 }
 _PICTURE_WIDTHS = 13
+# Of a packed number while the library unpacks it: as an integer, and two results in 16 bits.
+_UNPACKED_BYTES = 5
 
 
 def kv_bytes(layout: CheckpointLayout) -> int:
@@ -45,7 +48,13 @@ def activations(
     if is_tiled:
         side = 256 if part.class_name in _DECODES else own.count("sample_size", 1024)
         pixels = min(pixels, side**2)
-    return rows * token_bytes, pixels * per_pixel
+    return rows * token_bytes + _unpacked(layout), pixels * per_pixel
+
+
+def _unpacked(layout: CheckpointLayout) -> int:
+    """Return the bytes of the largest matrix of a GGUF file while a forward unpacks it."""
+    packed = packed_weights(layout)
+    return 0 if packed is None else packed.largest * _UNPACKED_BYTES
 
 
 def _width(layout: CheckpointLayout) -> int:

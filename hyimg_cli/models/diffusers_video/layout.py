@@ -24,6 +24,9 @@ from typing import Any
 from hyimg_cli.errors import CheckpointError, installed_version
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.declared import unknown_options
+from hyimg_cli.loading.scaled import unscaled_index
+from hyimg_cli.loading.single_file import SingleFile
+from hyimg_cli.models.architectures import architecture_of
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.spec import digest
 
@@ -95,11 +98,15 @@ _MASK_CHANNELS = 4
 
 @dataclass(frozen=True)
 class Component:
-    """One part of a checkpoint: its folder, and its library and class."""
+    """One part of a checkpoint: its folder, and its library and class.
+
+    `weights`: the file that replaces the folder's weights.
+    """
 
     folder: Path
     library: str
     class_name: str
+    weights: SingleFile | None = None
 
     @property
     def name(self) -> str:
@@ -126,7 +133,12 @@ class Component:
         return digest.of_json([[file.name, checkpoint.file_digest(file)] for file in files])
 
     def tensors(self) -> dict[str, checkpoint.TensorInfo]:
-        """Return the headers of its weight files. Raises CheckpointError."""
+        """Return the headers of its weight files. Raises CheckpointError.
+
+        Of a single file they may have the names of the model's authors.
+        """
+        if self.weights is not None:
+            return unscaled_index(self.weights, architecture_of(self.weights).prefix)
         return checkpoint.tensor_index(self.folder, self.stem)
 
     def known_tensors(self) -> dict[str, checkpoint.TensorInfo]:

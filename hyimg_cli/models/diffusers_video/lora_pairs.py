@@ -29,6 +29,7 @@ from hyimg_cli.errors import CheckpointError, HyimgError
 from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.loading.checkpoint import TensorInfo, file_metadata, open_tensors
 from hyimg_cli.models.diffusers_video.layout import HUNYUAN_VIDEO15, WAN, Component
+from hyimg_cli.models.diffusers_video.weights import named_headers
 from hyimg_cli.models.lora_files import CONFIG
 
 # PEFT imports bitsandbytes where it is installed, which warns of a kernel that LoRAs do not use;
@@ -282,7 +283,7 @@ def _numbers_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
 
 def _refuse_strays(made: _Converted, part: Component, file: Path) -> None:
     """Raise CheckpointError for a converted entry without a layer, a shape or its other half."""
-    layers, pairs = part.tensors(), made.pairs
+    layers, pairs = named_headers(part), made.pairs
     wrong = [name for name in pairs if not _is_fitting(name, pairs, layers)]
     if not wrong and pairs:
         return

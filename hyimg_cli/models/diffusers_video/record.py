@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.errors import JobError, require
-from hyimg_cli.loading.checkpoint import file_digest
+from hyimg_cli.loading.checkpoint import FLOATS, file_digest
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.fitting import VIDEO_RULES, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import (
@@ -33,6 +33,7 @@ from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.card import (
     DecodeWork,
     ForwardWork,
+    PackedWeights,
     StartRule,
     TileRule,
     VideoCard,
@@ -204,6 +205,7 @@ def stored_networks(
         for name, part in parts
     ]
     return {
+        "packed": packed_weights(layout),
         "component_bytes": tuple((name, size) for name, size in stored if size is not None),
         "component_parameters": tuple(
             (name, sum(math.prod(tensor.shape) for tensor in tensors.values()))
@@ -214,6 +216,18 @@ def stored_networks(
             (name, count_in_groups(tensors)) for name, tensors in found if tensors and name != "vae"
         ),
     }
+
+
+def packed_weights(layout: CheckpointLayout) -> PackedWeights | None:
+    """Return how a transformer in a single file is packed; None if it is not."""
+    part = layout.components["transformer"]
+    tensors = [] if part.weights is None else [*part.known_tensors().values()]
+    matrices = [one for one in tensors if one.dtype not in FLOATS]
+    if matrices:
+        numbers = [math.prod(one.shape) for one in matrices]
+        nbytes = sum(one.bytes for one in matrices)
+        return PackedWeights("GGUF", sum(numbers), nbytes, max(numbers))
+    return PackedWeights("fp8") if any(one.parts for one in tensors) else None
 
 
 def start_rule(target_size: int, cell: int) -> StartRule:

@@ -23,14 +23,22 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging as transformers_logging
 
-from hyimg_cli.errors import HyimgError, MachineError, required
+from hyimg_cli.errors import HyimgError, MachineError, require, required
 from hyimg_cli.kernels.offload import Offload
-from hyimg_cli.loading.checkpoint import check_tensors, fault, refuse_special, without_few_eights
+from hyimg_cli.loading.checkpoint import (
+    TensorInfo,
+    check_tensors,
+    fault,
+    refuse_special,
+    without_few_eights,
+)
 from hyimg_cli.loading.readers import aligned
 from hyimg_cli.loading.unfilled import refuse_unfilled
 from hyimg_cli.models.common.config import MODULES, MOST_WIDTH, Config
 from hyimg_cli.models.common.tokenizer import refuse_beyond
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
+from hyimg_cli.models.diffusers_video.single_weights import is_packed, network_of_file
+from hyimg_cli.models.diffusers_video.spellings import spelled_headers
 from hyimg_cli.models.diffusers_video.tokenizers import refuse_unreadable
 from hyimg_cli.parallel.devices import device_of
 from hyimg_cli.settings.run import ModelChoice, Offloading
@@ -121,7 +129,7 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 
 def check_weights(component: Component) -> int:
     """Return a component's parameter count. Raises CheckpointError for faulty files."""
-    cls = component_class(component)
+    cls, file = component_class(component), component.weights
     # Without tensors that, by the library, its class leaves in the file.
     ignored = getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()
     stored = component.tensors()
@@ -139,12 +147,32 @@ def check_weights(component: Component) -> int:
         # One tensor with two names, stored once or twice: either is the whole weight.
         if copy in expected and source in expected and (copy in found) != (source in found):
             expected.pop(copy if source in found else source)
+    if file is not None:
+        if is_packed(stored):
+            require("gguf", extra="gguf")
+        found = spelled_headers(kept, expected.keys(), component.class_name, file.path)
+        hint = "give --components of the model that the file was made from"
+        check_tensors(found, expected, file.path, file.path.name, any_dtype=found, hint=hint)
+        refuse_unfilled(file.path.parent, stored, component.name)
+        return sum(parameter.numel() for parameter in module.parameters())
     # Tables of positions are whole numbers.
     whole = {name for name, one in module.state_dict().items() if not one.dtype.is_floating_point}
     free = whole | (found.keys() - without_few_eights(found).keys())
     check_tensors(found, expected, component.folder, component.name, any_dtype=free)
     refuse_unfilled(component.folder, stored, component.name)
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def named_headers(component: Component) -> dict[str, TensorInfo]:
+    """Return the headers of a component's weights by the names of its class.
+
+    Raises CheckpointError.
+    """
+    stored, file = component.tensors(), component.weights
+    if file is None:
+        return stored
+    expected = empty_module(component).state_dict().keys()
+    return spelled_headers(stored, expected, component.class_name, file.path)
 
 
 def check_all(layout: CheckpointLayout) -> int:
@@ -203,14 +231,17 @@ def load_weights(
     place.offload.unload()
     refuse_special(component.folder)
     cls: Any = component_class(component)
-    module, report = cls.from_pretrained(
-        component.folder,
-        dtype=place.dtype,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-        **options,
-    )
+    if component.weights is not None:
+        module, report = network_of_file(component, cls, place.dtype, **options)
+    else:
+        module, report = cls.from_pretrained(
+            component.folder,
+            dtype=place.dtype,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             names = ", ".join(str(name) for name in list(report[kind])[:5])

@@ -93,10 +93,12 @@ for folder, wanted, left, number, flags in json.load(sys.stdin):
 Entry = tuple[str, str | None, int, int, list[str]]
 
 
-def driven(manifest: Path, model: Path, plan: list[Entry]) -> list[tuple[str, int, str]]:
+def driven(
+    manifest: Path, model: Path, plan: list[Entry], *more: str
+) -> list[tuple[str, int, str]]:
     """What was planned of each entry, its exit status, and what it made."""
     place = manifest.parent
-    options = ["--model", str(model), "--cache-dir", str(place / "cache")]
+    options = ["--model", str(model), "--cache-dir", str(place / "cache"), *more]
     ran = subprocess.run(
         [sys.executable, "-c", DRIVER, str(manifest), *options],
         input=json.dumps([(str(place / name), *rest) for name, *rest in plan]),
