@@ -136,14 +136,16 @@ class Adapters:
 
 
 def _widen(network: Any, name: str, found: LoraPairs) -> None:
-    """Give matrices the values in their file where layers have 8 bits.
+    """Give matrices the values in their file where layers have 8 bits or are packed by GGUF.
 
-    peft gives them the dtype of their layer's weight, which would round them, and which has no
-    products.
+    peft gives them the dtype of their layer's weight: 8 bits would round them, and have no
+    products; the bytes of GGUF are no numbers, so they would stay wide.
     """
     for key, tensor in found.pairs.items():
         layer, _, matrix = key.removeprefix(PREFIX).rpartition(".lora_")
         side, _, kind = matrix.partition(".")
-        held = getattr(getattr(network.get_submodule(layer), f"lora_{side}")[name], kind)
-        if held.dtype.is_floating_point and held.dtype.itemsize == 1:
+        module = network.get_submodule(layer)
+        held = getattr(getattr(module, f"lora_{side}")[name], kind)
+        is_packed = hasattr(module.base_layer.weight, "quant_type")
+        if is_packed or (held.dtype.is_floating_point and held.dtype.itemsize == 1):
             held.data = tensor.to(held.device, network.dtype)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers.loaders.single_file_model import SINGLE_FILE_LOADABLE_CLASSES
@@ -114,7 +115,7 @@ def _converted(convert: Callable[[Spelled], Spelled], name: str, tensor: Tensor)
 def _converter(class_name: str) -> Callable[[Spelled], Spelled]:
     if class_name == _FLUX1:
         return lambda one: dict(pair for name in one for pair in _from_flux1(name, one[name]))
-    own = SINGLE_FILE_LOADABLE_CLASSES.get(class_name)
+    own: Any = SINGLE_FILE_LOADABLE_CLASSES.get(class_name)
     if own is None:
         return dict
     convert: Callable[..., Spelled] = own["checkpoint_mapping_fn"]

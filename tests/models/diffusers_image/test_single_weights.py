@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from single_files import PREFIXES, by_authors, of_file, weights_of
 from torch import Tensor
 
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli import errors
+from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.models.diffusers_image.record import read_layout
 from hyimg_cli.models.diffusers_video import lora, spellings
@@ -247,11 +248,12 @@ def lora_of(folder: Path, layer: str, rows: int, columns: int) -> Lora:
     return Lora(str(path), 0.7)
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("dtype", ["Q4_K", "Q8_0"])
-def test_a_lora_on_gguf(dtype: str, wide: Path, tmp_path: Path) -> None:
+def test_a_lora_on_gguf(dtype: str, precision: torch.dtype, wide: Path, tmp_path: Path) -> None:
     drawn = []
     for part in packed_pair(wide, tmp_path, dtype):
-        network = loaded(part)
+        network = loaded(part, precision)
         layout = read_layout(wide)
         layout.components["transformer"] = part
         style = lora_of(tmp_path, "transformer_blocks.0.attn.to_out.0", 256, 256)
@@ -376,6 +378,18 @@ def test_8_bits_that_are_not_read(
     stored, _ = scaled_file(weights_of(checkpoint("klein")), "weight_scale", ())
     change(stored)
     assert said in fault_of(transformer(checkpoint("klein")), stored, tmp_path).what
+
+
+def test_gguf_needs_its_package(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, _ = packed_pair(wide, tmp_path, "Q8_0")
+    find = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == "gguf" else find(name))
+    for use in (check_weights, loaded):
+        with pytest.raises(MachineError, match="gguf is not installed") as caught:
+            use(part)
+        assert "[gguf]" in caught.value.hint
 
 
 def test_the_memory_of_gguf(wide: Path, tmp_path: Path) -> None:
