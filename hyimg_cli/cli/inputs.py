@@ -69,7 +69,7 @@ def recorded_names(run: RunFolder) -> dict[str, str]:
             template = read_template(entry.get("name", BY_ID))
             names[custom_id] = fill_template(template, {"custom_id": custom_id})
     for custom_id, entry in run.results().items():
-        for output in outputs_of(entry):
+        for output in outputs_of(entry)[:1]:
             path = PurePosixPath(output["path"]).relative_to(OUTPUTS)
             names[custom_id] = str(path.with_suffix(""))
     return {custom_id: name for custom_id, name in names.items() if not fault_of(name)}

@@ -99,7 +99,8 @@ def _run(given: Mapping[str, Any], again: str) -> int:
     if original is None:
         render.remarks([f"no video next to {described.path.name} to compare with"], style)
         return 1 if given["expect_equal"] else 0
-    made, digest = answer_to(original, folder, made_again)
+    layer = described.record.layer if described.record else 0
+    made, digest = answer_to(original, folder, made_again, layer)
     found = verdict(described, original, made, digest)
     _show(found, original, made, style)
     return 1 if given["expect_equal"] and not found.equal else 0

@@ -29,8 +29,8 @@ AnyPipeline = Pipeline[Any, Any, Any]
 Work = Callable[
     [Sequence[Any], JobFolder | None, float], Iterator[Event | Request[Any] | Lost[Any]]
 ]
-# A finished job, and its file or the error of writing it; None without a folder.
-Written = tuple[Request[Job], OutputFile | Exception | None]
+# A finished job, and its files or the error of writing them; no files without a folder.
+Written = tuple[Request[Job], Sequence[OutputFile] | Exception]
 
 
 class Recorder:
@@ -94,7 +94,7 @@ class Recorder:
     def _write(self, done: Request[Job]) -> Written:
         """Write a job's file; errors other than the machine's are returned with the job."""
         if self._folder is None:
-            return done, None
+            return done, ()
         try:
             return done, self._pipeline.write(done, self._folder)
         except MachineError:
@@ -103,10 +103,10 @@ class Recorder:
             return done, error
 
     def _record_written(self, behind: WriteBehind[Written], *, wait: bool) -> Iterator[JobEnded]:
-        for (done, output), seconds in behind.finished(wait=wait):
+        for (done, files), seconds in behind.finished(wait=wait):
             done.clock.overlapped_s["write"] += seconds
-            if isinstance(output, Exception):
-                yield self._record_failure(done.as_lost(output))
+            if isinstance(files, Exception):
+                yield self._record_failure(done.as_lost(files))
                 continue
             done.clock.enter("write")
             own = self._pipeline.line_fields(done)
@@ -114,13 +114,13 @@ class Recorder:
             fields = self._fields(done, done.source_sha256, warnings, done.notes)
             fields |= done.job.copied() | own
             fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
-            if output is not None:
-                fields["notes"] += tuple(_on_size(done.job, output, fields["notes"]))
+            if files:
+                fields["notes"] += tuple(_on_size(done.job, files[0], fields["notes"]))
             # The latents of a job that was drawn are kept under its key.
             place = done.checkpoint
             key = place.key if place else key_of(done.job, done.sources_as_read, self._config)
-            files = (output,) if output else ()
-            yield self._append(Outcome(done.job.custom_id, "done", key, outputs=files, **fields))
+            found = Outcome(done.job.custom_id, "done", key, outputs=tuple(files), **fields)
+            yield self._append(found)
 
     def _record_failure(self, lost: Lost[Job]) -> JobEnded:
         digests = [*map(file_digest, lost.job.images)]

@@ -55,7 +55,7 @@ def _features(config: str, shards: Iterable[DatasetShard], form: str) -> list[In
     """Return the columns as the `datasets` library finds them in a format."""
     every = [row for shard in shards for row in shard.rows]
     rows = [row for row in every if row.config == config]
-    kinds = columns_of(config, {name for row in every for name in row.columns["scores"]})
+    kinds = columns_of(config, [row.columns for row in every])
     if form != "webdataset":
         return [_feature(name, kind) for name, kind in kinds.items()]
     facts: dict[str, Any] = {n: k for n, k in kinds.items() if k not in ("image", ["image"])}

@@ -4,7 +4,7 @@ A column's kind is `string`, `int64`, `float64`, `bool` or `image`, `[kind]` for
 a mapping of names to kinds.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,18 @@ class Picture:
         return data
 
 
-def columns_of(config: str, scorers: Iterable[str]) -> dict[str, Kind]:
-    """Return the kind of each column, by name; `scorers`: the scorers whose values rows hold."""
+def columns_of(config: str, rows: Sequence[Columns]) -> dict[str, Kind]:
+    """Return the kind of each column, by name; `rows`: all of the dataset, of any configuration.
+
+    Scores and layers have a column only if a row has some.
+    """
+    scorers = {name for row in rows for name in row["scores"]}
+    has_layers = any("layers" in row for row in rows)
     values = dict.fromkeys(sorted(scorers), "float64")
     scores: dict[str, Kind] = {"scores": values} if values else {}
     if config == DEFAULT:
         pictures: dict[str, Kind] = {"result": "image", "mask": "image"}
+        pictures |= {"layers": ["image"]} if has_layers else {}
     else:
         pictures = {"chosen": "image", "rejected": "image", "chosen_id": "string"}
         scores |= {"chosen_scores": values} if values else {}

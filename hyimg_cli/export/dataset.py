@@ -12,13 +12,13 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hyimg_cli.errors import OutputFolderError
-from hyimg_cli.export.columns import FOLDERS, columns_of, dataset_digest
+from hyimg_cli.export.columns import FOLDERS, Columns, columns_of, dataset_digest
 from hyimg_cli.export.formats import FORMATS, MAX_GROUP_BYTES, by_size, bytes_in, write_rows
 from hyimg_cli.export.rows import Row
 from hyimg_cli.files import (
@@ -95,7 +95,7 @@ def write_dataset(
     `format`; `card_of` makes the card from all of it. Raises OutputFolderError if the folder holds
     anything else, unless it is a dataset and `force` is set; StorageError.
     """
-    scorers = {name for shard in shards for row in shard.rows for name in row.columns["scores"]}
+    columns = [row.columns for shard in shards for row in shard.rows]
     rows = [(shard.name, [row.sha256 for row in shard.rows]) for shard in shards]
     plan = plan_digest(facts, rows, rejected)
     with disk_errors(folder), _locked(folder):
@@ -103,7 +103,7 @@ def write_dataset(
         for shard in shards:
             path, known = folder / shard.name, files[shard.name] or {}
             if not path.exists() or known.get("sha256") != shard_digest(path):
-                files[shard.name] = _write_shard(path, facts["format"], shard, scorers)
+                files[shard.name] = _write_shard(path, facts["format"], shard, columns)
                 _write_json(folder / STATE, {"plan": plan, "files": files})
         replace_file(folder / REJECTED, map(json_line, rejected))
         files[REJECTED] = {"sha256": digest.of_file(folder / REJECTED)}
@@ -196,9 +196,9 @@ def _open_state(folder: Path, plan: str, names: Sequence[str], force: bool) -> I
     return files
 
 
-def _write_shard(path: Path, form: str, shard: DatasetShard, scorers: Iterable[str]) -> Info:
+def _write_shard(path: Path, form: str, shard: DatasetShard, columns: Sequence[Columns]) -> Info:
     path.parent.mkdir(exist_ok=True)
-    rows, kinds = [row.written for row in shard.rows], columns_of(shard.config, scorers)
+    rows, kinds = [row.written for row in shard.rows], columns_of(shard.config, columns)
     # A folder's pictures are not synced one by one: a shard that a power cut damaged has another
     # digest than the state records, and is written again.
     with replacing(path, is_lasting=form != "folder") as temporary:

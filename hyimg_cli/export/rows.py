@@ -158,11 +158,12 @@ def _columns_of(
 
     Raises OSError or SourceImageError if one of its files is missing, changed, or not a picture.
     """
-    line, result, output = one.line, one.result, outputs_of(one.result)[0]
+    line, result, (output, *others) = one.line, one.result, outputs_of(one.result)
     images, mask = line.get("images") or (), files_of_edit(result).get("mask")
     known = [*(result.get("source_sha256") or ()), *[""] * len(images)]
     sources = [picture(Path(path), sha256) for path, sha256 in zip(images, known, strict=False)]
     record = {"job": public_fields(line)} | {n: result[n] for n in _KEPT if result.get(n)}
+    layers = [picture(one.run.fetch(layer["path"]), layer["sha256"]) for layer in others]
     columns: Columns = {
         "id": one.id,
         "candidate_of": result.get("candidate_of"),
@@ -171,6 +172,7 @@ def _columns_of(
         "instruction": line["prompt"],
         "result": picture(one.run.fetch(output["path"]), output["sha256"]),
         "mask": picture(one.run.fetch(mask["path"]), mask["sha256"]) if mask else None,
+        **({"layers": layers} if layers else {}),
         "text": result.get("cot_text"),
         "scores": dict(one.scores),
         "accepted": one.is_accepted,
@@ -203,6 +205,7 @@ def _pairs(chosen: Sequence[Row], others: Sequence[Row]) -> Iterator[Row]:
             columns |= {"chosen": best.columns["result"], "rejected": columns.pop("result")}
             columns |= {"chosen_id": best.columns["id"], "chosen_scores": best.columns["scores"]}
             del columns["mask"]
+            columns.pop("layers", None)
             yield Row(PREFERENCE, best.split, columns)
 
 

@@ -6,12 +6,14 @@ For an edit that keeps the source outside its region, write the redraw first, th
     outputs/NAME.reference.png   the source's round trip    outputs/NAME.mask.png   its matte
     outputs/NAME.touched.png     what this edit and those before it touched (`media.history`)
 
+    outputs/NAME.layer-1.png     the lowest of a picture's layers; NAME.png is what they add up to
+
 Redraw and reference are kept. So a fault after drawing loses no picture, and a change of region
 or gate needs no model.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +36,8 @@ from hyimg_cli.media.images import Pixels, pixel_digest, text_of
 from hyimg_cli.media.masks import region_text
 from hyimg_cli.media.metadata import PictureFacts, PictureText, picture_text, rewrite_metadata
 from hyimg_cli.settings.run import OutputConfig
-from hyimg_cli.spec.events import OutputFile
-from hyimg_cli.spec.job import EDIT_SUFFIXES, ImageJob, Size
+from hyimg_cli.spec.events import LayerFile, OutputFile
+from hyimg_cli.spec.job import EDIT_SUFFIXES, LAYER_MARK, ImageJob, Size
 from hyimg_cli.spec.options import Box, KeepOutside, box_text
 
 if TYPE_CHECKING:
@@ -55,6 +57,18 @@ def write_picture(
     """
     data = formats.encode(pixels, job.encoding, _text(job, pixels, facts))
     return _save_result(folder, job, pixels, data)
+
+
+def write_layer(
+    folder: JobFolder, job: ImageJob, number: int, pixels: Pixels, facts: PictureFacts | None
+) -> LayerFile:
+    """Write a layer of the job's picture as `write_picture` does; `number`: from 1, the lowest."""
+    if facts is not None:
+        facts = replace(facts, layer=number)
+    data = formats.encode(pixels, job.encoding, _text(job, pixels, facts))
+    suffix = LAYER_MARK.format(number) + job.encoding.suffix
+    file = _save(folder, job, suffix, pixels, data)
+    return LayerFile(**asdict(file), layer=number)
 
 
 def keep_redraw(
@@ -232,7 +246,11 @@ def _crop_facts(crop: Box, drawn: Pixels, region: Box | None, size: tuple[int, i
 
 
 def _save_result(folder: JobFolder, job: ImageJob, pixels: Pixels, data: bytes) -> OutputFile:
-    path, sha256 = folder.save(job, job.encoding.suffix, data)
+    return _save(folder, job, job.encoding.suffix, pixels, data)
+
+
+def _save(folder: JobFolder, job: ImageJob, suffix: str, pixels: Pixels, data: bytes) -> OutputFile:
+    path, sha256 = folder.save(job, suffix, data)
     height, width = pixels.shape[:2]
     return OutputFile(path, sha256, pixel_digest(pixels), width, height, job.seed)
 

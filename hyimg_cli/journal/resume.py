@@ -13,7 +13,7 @@ from hyimg_cli.journal.journal import OUTPUTS, RunFolder, files_of_edit, files_o
 from hyimg_cli.journal.kept_latents import find_begun
 from hyimg_cli.journal.keys import NOT_FOUND, count_differences, finishing_key, job_keys
 from hyimg_cli.journal.past_run import readable_jobs
-from hyimg_cli.manifest.output_names import name_of, path_of
+from hyimg_cli.manifest.output_names import name_of, paths_of
 from hyimg_cli.settings.name_template import clashes
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob, Job
@@ -169,7 +169,7 @@ def _crops_hint(folder: RunFolder, others: Sequence[Job], counts: Mapping[str, i
 
 def _is_renamed(job: Job, entry: Mapping[str, Any]) -> bool:
     """Return True if a done job's file would now have another name, apart from its format."""
-    paths = (PurePosixPath(output["path"]) for output in outputs_of(entry))
+    paths = (PurePosixPath(output["path"]) for output in outputs_of(entry)[:1])
     name = f"{OUTPUTS}/{name_of(job)}"
     return any(str(path).removesuffix(path.suffix) != name for path in paths)
 
@@ -191,10 +191,11 @@ def _refuse_taken_names(
     for name, entry in results.items():
         for output in outputs_of(entry) if name not in own else ():
             taken[output["path"]] = "output.other-file", f'that of "{name}"'
-    targets = [f"{OUTPUTS}/{path_of(job)}" for job in to_run] if taken else []
-    for later, earlier in clashes([*taken, *targets]):
+    each = ((job, path) for job in to_run if taken for path in paths_of(job))
+    targets = [(job, f"{OUTPUTS}/{path}") for job, path in each]
+    for later, earlier in clashes([*taken, *(path for _, path in targets)]):
         if earlier < len(taken) <= later:
-            path, job = list(taken)[earlier], to_run[later - len(taken)]
+            path, (job, _) = list(taken)[earlier], targets[later - len(taken)]
             code, whose = taken[path]
             raise OutputFolderError(
                 f'{path} would be the file of "{job.custom_id}", but is {whose}',

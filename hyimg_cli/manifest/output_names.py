@@ -20,7 +20,7 @@ from hyimg_cli.settings.name_template import (
     template_of,
 )
 from hyimg_cli.settings.paths import linked
-from hyimg_cli.spec.job import BY_ID, EDIT_SUFFIXES, ImageJob, Job
+from hyimg_cli.spec.job import BY_ID, EDIT_SUFFIXES, LAYER_MARK, ImageJob, Job
 
 
 def name_files(
@@ -90,21 +90,31 @@ def name_files(
 
 
 def _beside(jobs: Sequence[Job]) -> Iterator[tuple[str, HyimgError]]:
-    """Yield, by line, jobs whose file would overwrite an extra file of another job's edit."""
-    sides = {
-        path_of(job).removesuffix(suffix_of(job)) + suffix: job
-        for job in jobs
-        if isinstance(job, ImageJob) and job.outside is not None
-        for suffix in EDIT_SUFFIXES.values()
-    }
+    """Yield, by line, jobs whose file would overwrite an extra file of another job."""
+    sides = {path: job for job in jobs for path in _paths_beside(job)}
     paths = [*sides, *(path_of(job) for job in jobs)] if sides else []
     for later, earlier in clashes(paths):
         if earlier < len(sides) <= later:
             job, owner = jobs[later - len(sides)], sides[paths[earlier]]
             what = f'"{paths[later]}" is reserved for files of "{owner.custom_id}"'
-            hint = "rename it: names there cannot end in .mask, .redraw, .reference or .touched"
+            ends = ".mask, .redraw, .reference, .touched or .layer-1"
+            hint = f"rename it: names there cannot end in {ends}"
             where = f"{job.source_line}: custom_id"
             yield job.source_line, fault("duplicate-name", what, where, hint)
+
+
+def paths_of(job: Job) -> Iterator[str]:
+    """Yield the paths of the job's file, and of its extra files, below `outputs`."""
+    yield path_of(job)
+    yield from _paths_beside(job)
+
+
+def _paths_beside(job: Job) -> Iterator[str]:
+    if isinstance(job, ImageJob) and job.outside is not None:
+        yield from (name_of(job) + suffix for suffix in EDIT_SUFFIXES.values())
+    if isinstance(job, ImageJob) and job.layers:
+        marks = map(LAYER_MARK.format, range(1, job.layers + 1))
+        yield from (name_of(job) + mark + suffix_of(job) for mark in marks)
 
 
 def path_of(job: Job) -> str:

@@ -115,7 +115,34 @@ class PictureLine(ResolvedLine):
         if has_quality and self._encoding().quality is None:
             what = "a PNG" if kind == "png" else "a lossless WebP"
             yield self.unused("quality", f"{what} has none")
+        yield from self._layer_faults()
         yield from self._outside_faults()
+
+    def _layer_faults(self) -> Iterator[HyimgError]:
+        """Yield what a picture in transparent layers cannot have."""
+        name, size = self.card.name, self._size()
+        if self.card.draws_layers:
+            if self.values["format"] == "jpeg":
+                what = f"{name} draws transparent layers, which JPEG cannot hold"
+                yield self.fault("conflict", what, "format", "use png or webp")
+            if self._keeps_outside:
+                what = f"{name} draws layers, of which none is put back on the source"
+                yield self.fault("conflict", what, "keep_outside", "remove it")
+        if self.card.edit_sides and not size.is_auto and self._fitted(size) is None:
+            squares = [f"{side}x{side}" for side in self.card.edit_sides]
+            what = f"{name} draws its source's shape in the area of {' or '.join(squares)}"
+            hint = f"give {' or '.join(squares)} for the area, or remove it"
+            yield self.fault("out-of-range", f"{what}, not {size}", "size", hint)
+
+    def _fitted(self, size: SizeRequest) -> SizeRequest | None:
+        """Return the size of an edit by a model of a few areas; None if it draws none of `size`."""
+        rule, source = self.card.size_by_source, self.source_size(0) if self.images else None
+        assert rule is not None, "sizes follow the source"
+        for side in self.card.edit_sides:
+            drawn = rule(side, source) if source else Size(side, side)
+            if not size.is_ratio and Size(size.height, size.width) in (drawn, Size(side, side)):
+                return SizeRequest(drawn.height, drawn.width)
+        return None
 
     def _outside_faults(self) -> Iterator[HyimgError]:
         """Yield faults of options that an edit with `keep_outside` excludes or requires."""
@@ -323,6 +350,8 @@ class PictureLine(ResolvedLine):
                 size = SizeRequest(kept.height, kept.width)
         elif self._is_aligned:
             values["infer_align_image_size"], size = False, self._aligned_size()
+        if self.card.edit_sides and not size.is_auto:
+            size = self._fitted(size) or size
         # The note describes the ids; an edited text has none.
         has_note = {"written", "cot_token_ids"} <= fields.keys()
         written = json.dumps(fields["written"], sort_keys=True) if has_note else ""

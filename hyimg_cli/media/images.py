@@ -4,7 +4,7 @@ Pixels are uint8 arrays [H, W, 3], RGB.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -329,6 +329,15 @@ def _orientation(image: Image.Image) -> int:
     except Exception:  # Pillow reads damaged EXIF with errors of any kind
         return _UPRIGHT
     return value if isinstance(value, int) and 1 <= value <= 8 else _UPRIGHT
+
+
+def stacked(layers: Sequence[Pixels]) -> Pixels:
+    """Return RGBA layers over each other, from the lowest; a picture alone as it is."""
+    lowest, *others = layers
+    for layer in others:
+        both = Image.alpha_composite(Image.fromarray(lowest), Image.fromarray(layer))
+        lowest = np.asarray(both)
+    return lowest
 
 
 def on_white(own: Pixels) -> Pixels:

@@ -50,7 +50,8 @@ class PictureText:
 class PictureFacts:
     """Facts of a finished job beyond its settings: enough to make the same pixels again.
 
-    `source_sha256`: of the bytes of each source image, in order.
+    `source_sha256`: of the bytes of each source image, in order. `layer`: its number from 1, if the
+    file is one of a picture's layers.
     """
 
     model_name: str
@@ -59,6 +60,7 @@ class PictureFacts:
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
     ratio_index: int | None = None
+    layer: int | None = None
 
 
 def picture_text(
@@ -77,6 +79,7 @@ def picture_text(
         "cot_token_ids": facts.cot_token_ids,
         "size": str(size),
         "pixel_sha256": pixel_sha256,
+        **({"layer": facts.layer} if facts.layer else {}),
     }
     # The prompt, then one line of settings. Source: the layout of AUTOMATIC1111's infotext, in
     # which a name with commas or colons is quoted.

@@ -47,6 +47,7 @@ class Record(BaseModel, extra="allow", frozen=True):
     pixel_sha256: str = ""
     cot_text: str | None = None
     bot_task: str | None = None
+    layer: int = 0
 
     @field_validator("*", mode="wrap")
     @classmethod

@@ -91,8 +91,11 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """
 
     @abstractmethod
-    def write(self, done: Done, folder: JobFolder) -> OutputFile | None:
-        """Write a finished job's pixels, if any, to the folder; called in a separate thread."""
+    def write(self, done: Done, folder: JobFolder) -> Sequence[OutputFile]:
+        """Write a finished job's pixels, if any, to the folder; called in a separate thread.
+
+        Returns its files; none of a job without pixels.
+        """
 
     @abstractmethod
     def line_fields(self, done: Done) -> dict[str, Any]:

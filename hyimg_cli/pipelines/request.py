@@ -1,5 +1,6 @@
 """A job at work in a pipeline, and its two ends, finished or lost."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +14,7 @@ from hyimg_cli.journal.job_pictures import (
     edit_notes,
     finish,
     keep_redraw,
+    write_layer,
     write_picture,
 )
 from hyimg_cli.journal.journal import JobFolder
@@ -22,7 +24,7 @@ from hyimg_cli.media.metadata import PictureFacts
 from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.latents_checkpoint import Kept, LatentsCheckpoint
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import OutputFile, StepCacheReport
+from hyimg_cli.spec.events import LayerFile, OutputFile, StepCacheReport
 from hyimg_cli.spec.job import ImageJob, Job
 
 OneJob = TypeVar("OneJob", bound=Job, covariant=True)
@@ -108,10 +110,7 @@ def write_drawn(
     In that case it is compared with `reference`, the source as the model saw it. `said`: further
     fields of the file's `PictureFacts`.
     """
-    job, facts = done.job, None
-    if config.output.metadata:
-        made_by = file_provenance(job, config)
-        facts = PictureFacts(provenance=made_by, source_sha256=done.source_sha256, **said)
+    job, facts = done.job, _facts_of(done, config, said)
     if job.outside is None:
         return write_picture(folder, job, pixels, facts)
     # For an edit put back on its source, the line records the redraw even if the rest fails.
@@ -121,6 +120,31 @@ def write_drawn(
     file = finish(folder, job, pixels, reference, edit, config.output, source)
     done.notes.extend(edit_notes(edit))
     return file
+
+
+def write_layers(
+    done: Request[ImageJob],
+    folder: JobFolder,
+    layers: Sequence[Pixels],
+    config: RunConfig,
+    **said: Any,
+) -> list[LayerFile]:
+    """Write the layers of a picture from the lowest; `said`: as for `write_drawn`."""
+    facts = _facts_of(done, config, said) if layers else None
+    return [
+        write_layer(folder, done.job, number, pixels, facts)
+        for number, pixels in enumerate(layers, 1)
+    ]
+
+
+def _facts_of(
+    done: Request[ImageJob], config: RunConfig, said: Mapping[str, Any]
+) -> PictureFacts | None:
+    """Return the facts for a picture's metadata; None if it has none."""
+    if not config.output.metadata:
+        return None
+    made_by = file_provenance(done.job, config)
+    return PictureFacts(provenance=made_by, source_sha256=done.source_sha256, **said)
 
 
 def confirm_visible(pixels: Pixels) -> Pixels:

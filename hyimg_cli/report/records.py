@@ -20,6 +20,8 @@ Entry = Mapping[str, Any]
 Record = dict[str, Any]
 
 _NO_TIME = ("queue", "total")
+# Facts of a file that its record keeps.
+_OF_OUTPUT = ("width", "height", "seed", "layer")
 # Shown elsewhere in a record, or too long for a list of settings.
 _NO_SETTING = (
     "custom_id",
@@ -62,7 +64,7 @@ class Pictures(ABC):
     def output(self, output: Entry) -> Record:
         """Return the record of a result's file, with the facts from its result line."""
         path = str(output.get("path"))
-        facts = {name: output[name] for name in ("width", "height", "seed") if name in output}
+        facts = {name: output[name] for name in _OF_OUTPUT if name in output}
         shown = self.show(path, str(output.get("sha256") or ""))
         return facts | shown | {"name": Path(path).name}
 

@@ -189,10 +189,11 @@ class ModelCard:
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
     an edit in its source's shape has another size than the nearest of the buckets; by the side of a
-    square of the same area, and the source's size. `keeps_small`: sources that are smaller than the
-    model's square are not enlarged. `fits_kept`: a kept source is brought to the size of its edit.
-    `edit_shape`: of an edit without a size: what the model chooses (then it reads
-    `infer_align_image_size`), its `source`'s, or a `square`.
+    square of the same area, and the source's size. `edit_sides`: the sides of these squares, if
+    edits have no other area. `keeps_small`: sources that are smaller than the model's square are
+    not enlarged. `fits_kept`: a kept source is brought to the size of its edit. `edit_shape`: of an
+    edit without a size: what the model chooses (then it reads `infer_align_image_size`), its
+    `source`'s, or a `square`.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
@@ -237,6 +238,7 @@ class ModelCard:
     fewest_images: int = 0
     most_images: int = 3
     size_by_source: Callable[[int, Size], Size] | None = None
+    edit_sides: tuple[int, ...] = ()
     keeps_small: bool = False
     fits_kept: bool = False
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
@@ -248,6 +250,11 @@ class ModelCard:
     def denoises_latents(self) -> bool:
         """True if the model only denoises latents, without a text stage."""
         return self.networks is not None
+
+    @property
+    def draws_layers(self) -> bool:
+        """True if a job's picture is a number of transparent layers."""
+        return self.defaults.layers is not None
 
     @property
     def kinds(self) -> frozenset[str]:

@@ -127,6 +127,13 @@ class OutputFile:
 
 
 @dataclass(frozen=True)
+class LayerFile(OutputFile):
+    """A written layer of a picture. `layer`: its number, from 1, the lowest."""
+
+    layer: int
+
+
+@dataclass(frozen=True)
 class VideoFile(OutputFile):
     """A written video.
 
@@ -168,6 +175,7 @@ class Outcome:
     wall times from when its group could start; a batch's whole time counts in each of its jobs.
     `share_s` is its share of that time: over all jobs, no more than the run took.
 
+    `outputs`: of a picture in layers, what they add up to, then each layer from the lowest.
     `cot_from`: the job that wrote the text, if it was another one. `written`: how the text came
     about, for a job that ends with its text. `edit`: what a redraw did to the source that it was
     put back on, and its files; `finishing_key`: everything that must be equal for that to be valid.
@@ -181,7 +189,7 @@ class Outcome:
     status: Literal["done", "failed"]
     key: str
     attempt: int = field(default=1, metadata={"label": "attempt"})
-    outputs: tuple[VideoFile | OutputFile, ...] = ()
+    outputs: tuple[VideoFile | LayerFile | OutputFile, ...] = ()
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None

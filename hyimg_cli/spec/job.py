@@ -28,6 +28,8 @@ EDIT_SUFFIXES = {
     "shown": ".reference.png",
     "touched": ".touched.png",
 }
+# The end of a layer's name, with its number, before the suffix.
+LAYER_MARK = ".layer-{}"
 # Named after its id.
 BY_ID = "{custom_id}"
 

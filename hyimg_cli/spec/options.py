@@ -51,6 +51,8 @@ BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
 # The limit of the model with the highest; each model's own is on its card.
 MAX_SOURCE_IMAGES = 12
 MAX_SEED = 2**63 - 1
+# A typing error beyond: each layer takes the rows of a picture.
+MAX_LAYERS = 20
 Seed = Annotated[int, Interval(ge=0, le=MAX_SEED)]
 Scale = Annotated[float, Interval(ge=0, le=100)]
 Part = Annotated[float, Interval(ge=0, le=1)]
@@ -148,6 +150,10 @@ class PictureOptions:
     # Sources are then resized to the model's sizes, not cropped; only a picture of the same size as
     # its source gets its aspect ratio.
     infer_align_image_size: bool = _picture(False, "Give edits the aspect ratio of their source.")
+    # None for a model that draws one picture.
+    layers: Annotated[int, Interval(ge=1, le=MAX_LAYERS)] | None = _checkpoint(
+        "Number of transparent layers to draw."
+    )
 
 
 @dataclass(frozen=True, slots=True)

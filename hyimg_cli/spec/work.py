@@ -60,13 +60,15 @@ def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
     cells = math.prod(card.latent_grid(size))
     levels = count_full(job.step_cache, job.num_inference_steps, first)
     pixels = size.height * size.width
+    # Layers are denoised together with their sum, which is not decoded.
+    denoised, decoded = (job.layers + 1, job.layers) if job.layers else (1, 1)
     # Source pictures that are rows of every step are added.
     each = 0 if card.reference_pixels is None else card.reference_pixels or pixels
     beside = len(job.images) * each * cells // pixels
     return Work(
         levels=levels,
-        denoise=levels * card.branches(job) * (cells + beside),
-        pixels=pixels,
+        denoise=levels * card.branches(job) * (denoised * cells + beside),
+        pixels=decoded * pixels,
         read=len(job.images) * (cells + card.source_vit_tokens),
     )
 

@@ -62,6 +62,7 @@ PIPELINES = {
     "qwen-image-edit": "QwenImageEditPipeline",
     "qwen-image-edit-plus": "QwenImageEditPlusPipeline",
     "qwen-image-edit-2511": "QwenImageEditPlusPipeline",
+    "qwen-image-layered": "QwenImageLayeredPipeline",
     "klein": "Flux2KleinPipeline",
     "klein-base": "Flux2KleinPipeline",
     "klein-kv": "Flux2KleinKVPipeline",
@@ -140,22 +141,25 @@ def wide_parts(kind: str, *, with_encoder: bool) -> dict[str, Any]:
 
 
 def _qwen(kind: str) -> dict[str, Any]:
-    tokenizer = _tokenizer()
+    tokenizer, draws_layers = _tokenizer(), kind.endswith("layered")
+    # The library takes a picture of as many channels as latents have for latents.
+    channels = 8 if draws_layers else 4
     parts: dict[str, Any] = {
         "tokenizer": tokenizer,
         "text_encoder": _qwen25_vl(tokenizer),
         "vae": AutoencoderKLQwenImage(
             base_dim=4,
-            z_dim=4,
+            z_dim=channels,
             dim_mult=[1, 1, 1, 1],
             num_res_blocks=1,
             temperal_downsample=[False, True, True],
-            latents_mean=[0.0] * 4,
-            latents_std=[1.0] * 4,
+            latents_mean=[0.0] * channels,
+            latents_std=[1.0] * channels,
+            input_channels=4 if draws_layers else 3,
         ),
         "transformer": QwenImageTransformer2DModel(
-            in_channels=16,
-            out_channels=4,
+            in_channels=4 * channels,
+            out_channels=channels,
             num_layers=2,
             attention_head_dim=16,
             num_attention_heads=3,
@@ -163,6 +167,8 @@ def _qwen(kind: str) -> dict[str, Any]:
             axes_dims_rope=(8, 4, 4),
             # Source pictures are modulated at time 0.
             zero_cond_t=kind.endswith("2511"),
+            use_additional_t_cond=draws_layers,
+            use_layer3d_rope=draws_layers,
         ),
         # As released.
         "scheduler": FlowMatchEulerDiscreteScheduler(

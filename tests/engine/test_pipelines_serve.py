@@ -94,9 +94,8 @@ def test_pictures_are_those_of_a_run(
                 assert isinstance(end, ImageRequest)
                 named = replace(edit, custom_id=f"{scope}-{edit.custom_id}")
                 end.job = named
-                output = pipeline.write(end, folder)
+                (output,) = pipeline.write(end, folder)
                 (expected,) = lines[edit.custom_id].outputs
-                assert output is not None
                 assert output.pixel_sha256 == expected.pixel_sha256
                 assert pipeline.line_fields(end)["batch"]["denoise"] >= 1
                 assert end.clock.share_s()["total"] > 0
@@ -143,6 +142,5 @@ def test_videos_come_one_at_a_time_and_a_dropped_one_ends(
         assert isinstance(first.end(), Dropped)
         done = second.end()
         assert not isinstance(done, Lost), done.error
-        output = pipeline.write(done, folder)
-        assert output is not None
+        (output,) = pipeline.write(done, folder)
         assert (tmp_path / output.path).is_file()

@@ -88,9 +88,9 @@ class FakePipeline(Pipeline[Any, Any, Any]):
             return done.as_lost(JobError("told to", retryable="again" in job.prompt))
         return done
 
-    def write(self, done: Request[Any], folder: Any) -> OutputFile:
+    def write(self, done: Request[Any], folder: Any) -> tuple[OutputFile]:
         name, sha256 = folder.save(done.job, ".png", done.job.prompt.encode())
-        return OutputFile(name, sha256, sha256, 1, 1, done.job.seed)
+        return (OutputFile(name, sha256, sha256, 1, 1, done.job.seed),)
 
     def line_fields(self, done: Request[Any]) -> dict[str, Any]:
         return {}

@@ -4,6 +4,7 @@ Anything here may be missing or of another run, so callers check digests.
 """
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import object_in, past_jobs, read_run_info
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import EDIT_SUFFIXES, FORMATS, Encoding
+from hyimg_cli.spec.job import EDIT_SUFFIXES, FORMATS, LAYER_MARK, Encoding
+from hyimg_cli.spec.options import MAX_LAYERS
 
 # Precedes the file's name in the title of a replay's manifest.
 TITLE = "replay of "
@@ -51,7 +53,7 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
     Raises OutputFolderError if the folder has results other than the file's replays.
     """
     hint = "choose another folder with -o"
-    targets = [RunFolder(folder).path_for(custom_id, suffix) for suffix in _SUFFIXES]
+    targets = [RunFolder(folder).path_for(custom_id, suffix) for suffix in _suffixes()]
     for own in (file, file.with_suffix(".mp4")):
         if own.exists() and any(one.exists() and own.samefile(one) for one in targets):
             what = "the replay would replace the file itself"
@@ -61,6 +63,12 @@ def refuse_folder(folder: Path, file: Path, custom_id: str) -> None:
     if results and not (str(name).startswith(TITLE) and results.keys() == {custom_id}):
         what = "the folder holds results of another run"
         raise OutputFolderError(what, where=folder, hint=hint, code="output.other-run")
+
+
+def _suffixes() -> Iterator[str]:
+    yield from _SUFFIXES
+    for number in range(1, MAX_LAYERS + 1):
+        yield from (LAYER_MARK.format(number) + Encoding(kind).suffix for kind in FORMATS)
 
 
 def run_of(file: Path) -> Path:

@@ -45,15 +45,18 @@ def compared_file(described: Described) -> Path | None:
     return video if video.is_file() else None
 
 
-def answer_to(original: Path, folder: Path, line: Mapping[str, Any]) -> tuple[Path, str]:
+def answer_to(
+    original: Path, folder: Path, line: Mapping[str, Any], layer: int = 0
+) -> tuple[Path, str]:
     """Return the file of a replay's `line` to compare with the original, and its pixel digest.
 
-    For a redraw, the replay's redraw, else the result.
+    For a redraw, the replay's redraw; for a layer, the replay's `layer`; else the result.
     """
     if original.name.endswith(REDRAW_SUFFIX) and line.get("edit"):
         redraw = folder / line["edit"]["plain"]
         return redraw, pixel_digest(read_image(redraw).pixels)
-    output = line["outputs"][0]
+    own = (one for one in line["outputs"] if one.get("layer", 0) == layer)
+    output = next(own, line["outputs"][0])
     return folder / output["path"], str(output["pixel_sha256"])
 
 

@@ -34,9 +34,12 @@ def kv_bytes(layout: CheckpointLayout) -> int:
 
 
 def activations(
-    layout: CheckpointLayout, rows: int, pixels: int, *, is_tiled: bool
+    layout: CheckpointLayout, rows: int, pixels: int, pictures: int = 1, *, is_tiled: bool
 ) -> tuple[int, int]:
-    """Return the bytes, in 16 bits, of a step of `rows` rows and of a decode."""
+    """Return the bytes, in 16 bits, of a step of `rows` rows and of a decode.
+
+    `pixels`: of all `pictures` that are decoded at once.
+    """
     part, network = layout.components["vae"], layout.components["transformer"].class_name
     token_bytes = 2 * _TOKEN_WIDTHS.get(network, _MOST_TOKEN_WIDTHS) * _width(layout)
     own = part.config()
@@ -47,7 +50,7 @@ def activations(
         per_pixel = _PICTURE_WIDTHS * own.counts("block_out_channels", (128,))[0]
     if is_tiled:
         side = 256 if part.class_name in _DECODES else own.count("sample_size", 1024)
-        pixels = min(pixels, side**2)
+        pixels = min(pixels, pictures * side**2)
     return rows * token_bytes + _unpacked(layout), pixels * per_pixel
 
 

@@ -48,6 +48,12 @@ class LibraryPipeline:
     sigmas: tuple[float, ...] = ()
     # False: an edit has its source's shape, with sides rounded up.
     takes_size: bool = True
+    # Transparent layers that a job draws over each other, by default; 0: one picture.
+    layers: int = 0
+    # The side of the square whose area results roughly have. Then those of the squares of all
+    # areas that edits can have, if they always have their source's shape.
+    base_size: int = 1024
+    edit_sides: tuple[int, ...] = ()
     # Sides of results are multiples of it.
     multiple: int = 16
     # Sides of edits in their source's shape; 0: `multiple`. It is what the library brings
@@ -74,6 +80,8 @@ class LibraryPipeline:
     # picture encoder's, and the text encoder's if it sees pictures.
     own_inputs: Callable[[ImageJob, ModelCard], dict[str, Any]] = lambda job, card: {}
     of_encoders: Set[str] = frozenset()
+    # Those that a text encoder reads that sees no pictures.
+    of_texts: Set[str] = frozenset()
     # Layers of the text encoder that the blocks read, from the first one; 0: all.
     text_layers: int = 0
     # Activations of a text with the pictures that its encoder sees, in 16 bits, as traced.
@@ -99,9 +107,12 @@ class LibraryPipeline:
             "guidance_scale": not self.is_distilled,
             "flow_shift": not self.has_own_shift,
             "negative_prompt": self.negative is not None,
+            "layers": self.layers > 0,
+            "lora": True,
+            "infer_align_image_size": True,
         }
         unread = {name for name, is_so in is_read.items() if not is_so}
-        return (OF_STEPS | {"lora", "negative_prompt", "infer_align_image_size"}) - unread
+        return OF_STEPS.union(is_read) - unread
 
     def is_guided(self, job: ImageJob) -> bool:
         """Return True if the job's steps evaluate a second branch."""

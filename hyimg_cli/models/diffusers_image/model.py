@@ -84,6 +84,8 @@ class BlockEncoder(CheckpointEncoder):
             size = condition.size
             pixels = [stretch(one.pixels, size) if size else one.pixels for one in given]
             pictures = list(map(to_pil_image, pixels))
+            if model.kind.layers:  # its VAE encodes transparency, of every picture
+                pictures = [one.convert("RGBA") for one in pictures]
             inputs["image"] = pictures if len(pictures) > 1 else pictures[0]
         blocks = model.blocks(condition)
         self.encoder_runs[condition.stage] += 1
@@ -282,14 +284,18 @@ class LatentImageModel(LatentModel):
         return BlockDenoiser(self, job, embeddings, scope)
 
     @torch.no_grad()
-    def decode_latents(self, job: ImageJob, latents: Tensor) -> Pixels:
-        """Decode latents into a picture, uint8 [H, W, 3], or [H, W, 4] if the model draws RGBA."""
+    def decode_latents(self, job: ImageJob, latents: Tensor) -> list[Pixels]:
+        """Decode latents into a picture, or into its layers from the lowest to the highest.
+
+        uint8 [H, W, 3], or [H, W, 4] if the model draws RGBA.
+        """
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         blocks = self.stage("decode", has_images=bool(job.images))
         state = self.run(blocks, PipelineState({"latents": latents, "output_type": "pil"}))
         pictures: Any = state.get("images")
-        return np.asarray(pictures[0])
+        drawn = pictures[0] if self.kind.layers else pictures[:1]
+        return [np.asarray(one) for one in drawn]
 
     @torch.no_grad()
     def round_trip(self, pixels: Pixels, digest: str) -> Pixels:

@@ -104,7 +104,14 @@ def _unpack_in_order(blocks: Blocks) -> None:
     blocks["denoise.after_denoise"] = RowsInOrder()
 
 
+def _leave_out_pictures(blocks: Blocks) -> None:
+    """Leave out what a text's stage does with pictures: the caption of one without a prompt."""
+    for name in ("text_encoder.resize", "text_encoder.get_image_prompt"):
+        del blocks[name]
+
+
 OWN_BLOCKS: dict[str, Callable[[Blocks], None]] = {
     "joined branches": _join_branches,
     "rows in order": _unpack_in_order,
+    "texts alone": _leave_out_pictures,
 }

@@ -27,7 +27,7 @@ from hyimg_cli.models.diffusers_image.kind import (
     LibraryPipeline,
     size_by_source,
 )
-from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows
+from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows, count_layers
 from hyimg_cli.models.diffusers_image.table import KINDS, kind_of, licence_of
 from hyimg_cli.models.diffusers_video.fitting import picture_positions, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
@@ -190,7 +190,8 @@ class EditorFolder(ImageCheckpoint):
         kind, limits = self.kind, list[str]()
         least, most = kind.least_side, kind.most_ratio
         if kind.narrows:
-            most = (2 * self.card.base_size // kind.multiple) ** 2 - 1
+            step = kind.fitted_multiple or kind.multiple
+            most = (2 * self.card.base_size // step) ** 2 - 1
         if least:
             limits.append(f"sides of {least} pixels or more")
         if most:
@@ -233,6 +234,9 @@ class EditorFolder(ImageCheckpoint):
         texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
         bucket = self.card.bucket_of(job.size)
         size = bucket.size if bucket else None
+        if job.layers:
+            square = Size(self.card.base_size, self.card.base_size)
+            return [count_layers(job.layers, size or square)] * len(texts)
         return [self._rows(text, source_sizes, size) for text in texts]
 
     @cached_property
@@ -251,7 +255,8 @@ class EditorFolder(ImageCheckpoint):
         images = tuple(zip(job.views, digests, strict=True))
         given = kind.own_inputs(job, self.card).items()
         options = tuple((name, value) for name, value in given if name in kind.of_encoders)
-        shown, known = (images, options) if kind.shows_pictures else ((), ())
+        of_texts = tuple((name, value) for name, value in given if name in kind.of_texts)
+        shown, known = (images, options) if kind.shows_pictures else ((), of_texts)
         found = [(PROMPT_EMBEDDINGS, Condition(OF_TEXTS, text, shown, known)) for text in texts]
         # For its latents each picture is encoded alone, as the blocks do.
         for number, one in enumerate(images, 1):
@@ -289,8 +294,9 @@ class EditorFolder(ImageCheckpoint):
             rows *= 2
         if self.kind.prefix:  # in the step that makes its K/V, attention copies its rows
             rows = rows * 7 // 5
-        pixels = picture_work(job, self.card).pixels
-        step, decode = activations(self.layout, rows, pixels, is_tiled=bool(choice.vae_use_tiling))
+        pixels, pictures = picture_work(job, self.card).pixels, job.layers or 1
+        is_tiled = bool(choice.vae_use_tiling)
+        step, decode = activations(self.layout, rows, pixels, pictures, is_tiled=is_tiled)
         a_step, later = self._prefix_rows(job, sizes, config)
         per_row = self.card.kv_bytes_per_token
         return self.kind.text_bytes, step + a_step * per_row, decode + later * per_row
@@ -366,11 +372,14 @@ def _is_loaded(kind: LibraryPipeline, component: str, path: str) -> bool:
 
 def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelCard:
     own = Config.read(layout.folder / "card.json", is_optional=True)
-    base_size = own.count("base_size", 1024)
+    base_size = own.count("base_size", kind.base_size)
+    sides = [(side, side) for side in kind.edit_sides] or _SIDES
     networks = Networks(**stored_networks(layout, partial(_is_loaded, kind)))
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
     licence = licence_of(layout) if is_trained else ""
+    # A layered picture's source has the size of its layers.
+    of_reference = _REFERENCE_PIXELS * (kind.scales_pictures and not kind.layers)
     return ModelCard(
         model=model,
         family="diffusers_image",
@@ -378,7 +387,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         is_trained=is_trained,
         licence=licence,
         is_distilled=kind.is_distilled,
-        buckets=tuple(Bucket(number, Size(*sides)) for number, sides in enumerate(_SIDES)),
+        buckets=tuple(Bucket(number, Size(*size)) for number, size in enumerate(sides)),
         pixels_per_cell=8,
         source_vit_tokens=0,
         kv_bytes_per_token=kv_bytes(layout) if kind.prefix else 0,
@@ -391,7 +400,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         networks=networks,
         guides=kind.is_guided,
         # Rows that are kept from step to step count once.
-        reference_pixels=None if kind.prefix else _REFERENCE_PIXELS * kind.scales_pictures,
+        reference_pixels=None if kind.prefix else of_reference,
         fewest_images=kind.fewest,
         most_images=kind.most,
         keeps_small=not kind.scales_pictures,
@@ -400,6 +409,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         follows=kind.follows,
         reasons={"negative_prompt": kind.no_negative},
         size_by_source=partial(size_by_source, kind),
+        edit_sides=kind.edit_sides,
         defaults=SamplingDefaults(
             num_inference_steps=kind.steps,
             guidance_scale=kind.guidance,
@@ -408,6 +418,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
             else scheduler.number("shift", 1.0, above=0),
             **NO_TEXT,
             negative_prompt=kind.negative or "",
+            layers=kind.layers or None,
         ),
     )
 

@@ -39,6 +39,11 @@ class PrefixRows:
 CountRows = Callable[[str, Sequence[Size], Size | None], PrefixRows]
 
 
+def count_layers(layers: int, size: Size) -> PrefixRows:
+    """Count for layers: each has the rows of a picture, as their source and their sum have."""
+    return PrefixRows(0, 0, (layers + 2) * _rows(size) + _ANY_TEXT)
+
+
 def without_prefix(folder: Path, card: ModelCard) -> CountRows:
     """Count for transformers whose rows all change at each step."""
 

@@ -47,6 +47,13 @@ def _kontext_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
     return own | {"_auto_resize": max(areas) >= SMALL}
 
 
+def _layered_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
+    """Return the inputs for layers: as many as asked for, of one of the library's areas."""
+    area = job.size.height * job.size.width or card.base_size**2
+    nearest = min(card.edit_sides, key=lambda side: abs(side**2 - area))
+    return {"layers": job.layers, "resolution": nearest, "max_sequence_length": 512}
+
+
 _KLEIN_PIPELINE = LibraryPipeline(
     "Flux2KleinModularPipeline", parts.KLEIN, parts.FITS_KLEIN, 0, 12, steps=4, guidance=1.0,
     licence="", negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
@@ -93,6 +100,14 @@ KINDS = {
     "QwenImageEditPipeline": _EDIT_PIPELINE,
     "QwenImageEditPlusPipeline": replace(
         _EDIT_PIPELINE, blocks="QwenImageEditPlusModularPipeline", most=5, steps=40, most_ratio=0
+    ),
+    # Its texts are those of Qwen-Image: they see no pictures.
+    "QwenImageLayeredPipeline": LibraryPipeline(
+        "QwenImageLayeredModularPipeline", parts.QWEN_EDIT, parts.FITS_QWEN, 1, 1, steps=50,
+        guidance=4.0, layers=4, base_size=640, edit_sides=(640, 1024),
+        own_inputs=_layered_inputs, of_encoders=frozenset({"resolution"}),
+        text_tokens=_SHORT, of_texts=frozenset({"max_sequence_length"}), shows_pictures=False,
+        fitted_multiple=32, narrows=True, reads_alpha=True, own_blocks="texts alone",
     ),
     "Flux2KleinPipeline": _KLEIN_PIPELINE,
     "Flux2KleinKVPipeline": replace(_KLEIN_PIPELINE, prefix="references"),

@@ -140,11 +140,11 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 if queue.is_whole:
                     self._limit(run.memory.most)
 
-    def write(self, done: ImageRequest, folder: JobFolder) -> OutputFile | None:
+    def write(self, done: ImageRequest, folder: JobFolder) -> Sequence[OutputFile]:
         if done.pixels is None:
             done.release_context()  # a job that ends with its text
-            return None
-        return write_drawn(
+            return ()
+        file = write_drawn(
             done,
             folder,
             done.pixels,
@@ -155,6 +155,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             cot_token_ids=done.text.ids,
             ratio_index=done.canvas.bucket.token_index,
         )
+        return (file,)
 
     def line_fields(self, done: ImageRequest) -> dict[str, Any]:
         text, job, reuse = done.text, done.job, done.reuse

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.journal.job_pictures import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.media.images import Pixels, on_white, read_view
+from hyimg_cli.media.images import Pixels, on_white, read_view, stacked
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
-from hyimg_cli.pipelines.request import confirm_visible, write_drawn
+from hyimg_cli.pipelines.request import confirm_visible, write_drawn, write_layers
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.events import BranchTokens, OutputFile, Progress, ReuseReport
@@ -26,12 +26,13 @@ class EditRequest(LatentRequest[ImageJob]):
     """A picture at work.
 
     `branches`: token counts of its branches. `reference`: the picture to compare with, if the
-    result is put back on its source.
+    result is put back on its source. `layers`: what its `pixels` are the sum of, if it has layers.
     """
 
     branches: Sequence[BranchTokens] = ()
     reference: Pixels | None = None
     pixels: Pixels | None = None
+    layers: Sequence[Pixels] = ()
 
 
 class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
@@ -67,7 +68,10 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         assert work.latents is not None, "it is denoised"
         yield Progress(job.custom_id, "decode_latents")
         work.clock.enter("decode_latents")
-        work.pixels = confirm_visible(model.decode_latents(job, work.latents))
+        decoded = model.decode_latents(job, work.latents)
+        work.layers = decoded if job.layers else ()
+        # Of a picture in layers, one of them may be empty.
+        work.pixels = confirm_visible(stacked(decoded))
         if job.outside is not None or job.encoding.format == "jpeg":
             work.pixels = on_white(work.pixels)  # neither keeps the alpha that was drawn
         if job.outside is not None:
@@ -82,10 +86,13 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         super().drop()
         self.tree.clear()
 
-    def write(self, done: EditRequest, folder: JobFolder) -> OutputFile | None:
+    def write(self, done: EditRequest, folder: JobFolder) -> Sequence[OutputFile]:
+        """Write the layers first, if it has some: where its picture is, all of them are."""
         assert done.pixels is not None, "it is decoded"
-        name, drawn = self._resident().card.name, (done.pixels, done.reference)
-        return write_drawn(done, folder, *drawn, self._config, model_name=name)
+        said = {"model_name": self._resident().card.name}
+        layers = write_layers(done, folder, done.layers, self._config, **said)
+        picture = write_drawn(done, folder, done.pixels, done.reference, self._config, **said)
+        return (picture, *layers)
 
     def line_fields(self, done: EditRequest) -> dict[str, Any]:
         reuse = None

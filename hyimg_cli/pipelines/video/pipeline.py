@@ -186,7 +186,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
 
         yield from memory.attempt([work], self.decode, decode_smaller)
 
-    def write(self, done: VideoRequest, folder: JobFolder) -> VideoFile:
+    def write(self, done: VideoRequest, folder: JobFolder) -> Sequence[VideoFile]:
         """Write the sidecar, the frames, then the video, so that a visible video is complete."""
         job, writer = done.job, done.writer
         assert writer is not None, "where there is a folder there is a file"
@@ -201,7 +201,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             except OSError as error:
                 raise storage_error(error, path.parent) from error
             written = writer.finish()
-        return VideoFile(
+        file = VideoFile(
             path=path.relative_to(folder.folder).as_posix(),
             sha256=written.sha256,
             pixel_sha256=written.pixel_sha256,
@@ -212,6 +212,7 @@ class VideoPipeline(LatentPipeline[LatentVideoModel, VideoJob, VideoRequest]):
             fps=job.fps,
             frames_path=frames.relative_to(folder.folder).as_posix() if frames else None,
         )
+        return (file,)
 
     def _new_writer(
         self, job: VideoJob, folder: JobFolder, tiles: DecodeTiles | None

@@ -10,7 +10,7 @@ const hyimgReport = (() => {
   const [cards, more, query, source, viewer, show, about] =
     ["cards", "more", "query", "source", "viewer", "show", "about"].map(by);
   let run = null, uris = null, files = [], jobs = [], order = [], groups = [];
-  let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, masked = false, before = 0, at = 50, gathering = null;
+  let limit = AT_ONCE, filter = "all", opened = null, sideBySide = false, masked = false, before = 0, layer = 0, at = 50, gathering = null;
   const built = new Map(), unfolded = new Set();
   // Of each candidate its line, values and place; what somebody chose here, by line.
   const NO_RANKS = { scorers: {}, jobs: {}, poor: [], run: null };
@@ -347,7 +347,7 @@ const hyimgReport = (() => {
   function open(id) {
     if (!order.some((job) => job.id === id)) return;
     opened = id;
-    before = 0;
+    before = layer = 0;
     at = 50;
     if (!viewer.open) viewer.showModal();
     detail();
@@ -357,7 +357,7 @@ const hyimgReport = (() => {
     const here = order.findIndex((job) => job.id === opened);
     const next = order[here + step];
     if (here < 0 || !next) return;
-    if (step) [opened, before, at] = [next.id, 0, 50];
+    if (step) [opened, before, layer, at] = [next.id, 0, 0, 50];
     if (step || next !== viewer.job) detail();
     else position(here);
   }
@@ -379,7 +379,7 @@ const hyimgReport = (() => {
   }
 
   function stage(job) {
-    const result = all(job, "outputs")[0], from = all(job, "sources");
+    const outputs = all(job, "outputs"), result = outputs[layer], from = all(job, "sources");
     if (!result || failed(job)) return from.map((one) => figure(one, one.name));
     if (result.is_video) return [film(result)];
     if (!from.length) return [figure(result, "", job)];
@@ -389,7 +389,10 @@ const hyimgReport = (() => {
     }, `before: ${one.name}`));
     const mode = make("button", { type: "button", id: "mode", "aria-pressed": String(sideBySide), onclick: toggle }, "side by side");
     const mask = job.mask?.link && url(job.mask.link) ? [make("button", { type: "button", id: "masking", "aria-pressed": String(masked), onclick: unmask }, "mask")] : [];
-    const controls = make("div", { className: "chips" }, mode, ...mask, ...choices);
+    const layers = outputs.length < 2 ? [] : outputs.map((one, n) => make("button", {
+      type: "button", "aria-pressed": String(n === layer), onclick: () => { layer = n; redraw(); },
+    }, one.layer ? `layer ${one.layer}` : "all layers"));
+    const controls = make("div", { className: "chips" }, mode, ...mask, ...choices, ...layers);
     if (sideBySide || picture.gone || result.gone)
       return [controls, make("div", { className: "pair" }, overlaid(figure(picture, `before: ${picture.name}`, job), frames(job)), overlaid(figure(result, "after", job), [...matte(job), ...frames(job)])), ...proof(job)];
     return [controls, slider(picture, result, job), ...proof(job)];
@@ -517,7 +520,7 @@ const hyimgReport = (() => {
       list([...seed, ...size, ...all(job, "facts")]),
       job.phases ? fold("phases", list(job.phases)) : null,
       job.settings ? fold("settings", list(job.settings)) : null,
-      result?.link && !uris ? file(result, "") : null,
+      ...(uris ? [] : all(job, "outputs").filter((one) => one.link).map((one) => file(one, one.layer ? `: layer ${one.layer}, from the lowest` : ""))),
       job.redraw ? file(job.redraw, ": what the model drew") : null,
     ].filter(Boolean);
   }

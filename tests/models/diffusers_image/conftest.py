@@ -22,6 +22,7 @@ FITTING = (
     "modular_pipelines.qwenimage.encoders",
     "pipelines.qwenimage.pipeline_qwenimage_edit",
     "pipelines.qwenimage.pipeline_qwenimage_edit_plus",
+    "pipelines.qwenimage.pipeline_qwenimage_layered",
     "pipelines.longcat_image.pipeline_longcat_image_edit",
 )
 MOST_PIXELS = 96**2

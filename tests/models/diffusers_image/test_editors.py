@@ -31,7 +31,8 @@ from hyimg_cli.pipelines.request import confirm_visible
 
 # These take the same path as another of them, with other numbers.
 ALIKE = {"klein-base", "qwen-image-edit-2511", "longcat"}
-UNSHARED = {kind for kind in tiny_editors.PIPELINES if "2.1" not in kind and kind != "klein-kv"}
+LAYERED = "qwen-image-layered"  # see test_layers
+UNSHARED = {kind for kind in tiny_editors.PIPELINES if "2.1" not in kind} - {"klein-kv", LAYERED}
 
 
 @pytest.mark.parametrize("kind", thorough_but(UNSHARED - ALIKE, sorted(UNSHARED)))

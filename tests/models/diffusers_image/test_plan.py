@@ -16,6 +16,7 @@ from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.models.diffusers_image import longcat
+from hyimg_cli.models.diffusers_image.own_blocks import OWN_BLOCKS
 from hyimg_cli.models.diffusers_image.record import OF_PICTURES, OF_TEXTS, read_layout
 from hyimg_cli.models.diffusers_image.table import KINDS
 from hyimg_cli.models.diffusers_video.layout import count_in_groups
@@ -137,7 +138,10 @@ def test_conditions_are_what_the_blocks_declare(name: str) -> None:
     given = {"prompt": ""} | ({"image": True} if kind.most else {})
     reads: dict[str, set[str]] = {}
     parts: dict[str, set[str]] = {}
-    for block_name, block in pipe.blocks.get_execution_blocks(**given).sub_blocks.items():
+    blocks = dict(pipe.blocks.get_execution_blocks(**given).sub_blocks)
+    if kind.own_blocks:
+        OWN_BLOCKS[kind.own_blocks](blocks)
+    for block_name, block in blocks.items():
         stage = block_name.split(".")[0]
         parts.setdefault(stage, set()).update(one.name for one in block.expected_components)
         reads.setdefault(stage, set()).update(one.name for one in block.inputs)
@@ -145,7 +149,7 @@ def test_conditions_are_what_the_blocks_declare(name: str) -> None:
     assert stages == ([OF_TEXTS, OF_PICTURES] if kind.most else [OF_TEXTS])
     assert ("image" in reads[OF_TEXTS]) == (kind.shows_pictures and kind.most > 0)
     assert ("negative_prompt" in reads[OF_TEXTS]) == (kind.negative is not None)
-    own = {"max_area", "_auto_resize", "output_resolution"}
+    own = {"max_area", "_auto_resize", "output_resolution", "resolution"}
     assert own & reads.get(OF_PICTURES, set()) == own & kind.of_encoders
     assert own & reads[OF_TEXTS] == (own & kind.of_encoders if kind.shows_pictures else set())
     assert not parts[OF_TEXTS] & {"vae", "transformer", "scheduler"}
