@@ -205,6 +205,7 @@ class BlockDenoiser(LatentDenoiser):
         self._use()
         self._index = index
         self._state.set("latents", latents)
+        # One turn of the library's loop; its blocks get the step's own place in the schedule.
         self._state.set("timesteps", self._timesteps[index : index + 1])
         is_last = index + 1 == self.steps
         with self._prefix.attached(index) if self._prefix else nullcontext():
@@ -217,8 +218,12 @@ class BlockDenoiser(LatentDenoiser):
         self.scheduler.set_begin_index(done)
         super().restore(done, latents, state)
 
-    def _loop_step(self, pipe: Any, state: Any, **at: Any) -> tuple[Any, Any]:
-        """Run the library's step, without the transformer if the step cache skips it."""
+    def _loop_step(self, pipe: Any, state: Any, *, t: Tensor, **_first: int) -> tuple[Any, Any]:
+        """Run the library's step, without the transformer if the step cache skips it.
+
+        Blocks see the true index and all timesteps: some read the next one.
+        """
+        state.timesteps, at = self._timesteps, {"i": self._index, "t": t}
         for block in self._loop.sub_blocks.values():
             evaluates = any(one.name == "transformer" for one in block.expected_components)
             if evaluates and not self.velocities.steps[self._index]:
