@@ -9,6 +9,7 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
+from library_weights import copy_weights
 from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
@@ -32,6 +33,7 @@ def line(custom_id: str, prompt: str, *images: str, **more: Any) -> Line:
 def load_classic(folder: Path) -> Any:
     name = json.loads((folder / "model_index.json").read_text())["_class_name"]
     pipeline = getattr(diffusers, name).from_pretrained(folder)
+    copy_weights(pipeline)
     pipeline.set_progress_bar_config(disable=True)
     # Products of weights that a file's header moved off a multiple of 64 bytes round differently.
     networks = (one for one in pipeline.components.values() if isinstance(one, torch.nn.Module))

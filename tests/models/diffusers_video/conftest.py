@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from library_weights import copy_weights
 from models.diffusers_video.stock import take_stock_forward
 from tiny_video import TINY_VIDEO, write_wan
 from torch import Tensor
@@ -104,7 +105,7 @@ def plain(folders: dict[str, Path]) -> Callable[..., Any]:
                 folders[name], dtype=getattr(torch, dtype), local_files_only=True
             )
             pipeline.set_progress_bar_config(disable=True)
-            pipelines[name, dtype] = pipeline
+            pipelines[name, dtype] = copy_weights(pipeline)
         pipeline = pipelines[name, dtype]
         options: dict[str, Any] = {}
         if name == "hunyuan":

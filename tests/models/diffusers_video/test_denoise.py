@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import diagonal
+from library_weights import copy_weights
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -136,7 +137,7 @@ def test_the_5b_models_timesteps_by_patch(wan_folder: Path, tmp_path: Path, job:
     job = replace(job, num_inference_steps=3, flow_shift=3.0)
     model = registry.load_video(ModelChoice(str(folder), device="cpu"))
     pipeline = DiffusionPipeline.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    pipeline.set_progress_bar_config(disable=True)
+    copy_weights(pipeline).set_progress_bar_config(disable=True)
     latents = pipeline(
         prompt=job.prompt,
         negative_prompt=job.negative_prompt,

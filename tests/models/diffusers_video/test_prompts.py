@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from library_weights import copy_weights
 from safetensors.torch import load_file, save, save_file
 
 from hyimg_cli.kernels.offload import Offload
@@ -39,6 +40,7 @@ def test_hunyuan_embeddings_are_the_pipelines(folders: dict[str, Path], text: st
     pipeline = HunyuanVideo15Pipeline.from_pretrained(
         folders["hunyuan"], dtype=torch.float32, local_files_only=True
     )
+    copy_weights(pipeline)
     with torch.no_grad():
         main, mask, glyph, glyph_mask = pipeline.encode_prompt(text, device=CPU)
     tensors = encoder(folders["hunyuan"]).encode(text).tensors
@@ -58,6 +60,7 @@ def test_wan_embeddings_are_the_pipelines(folders: dict[str, Path], text: str) -
     pipeline = WanPipeline.from_pretrained(
         folders["wan"], dtype=torch.float32, local_files_only=True
     )
+    copy_weights(pipeline)
     with torch.no_grad():
         states, _ = pipeline.encode_prompt(
             text, do_classifier_free_guidance=False, max_sequence_length=512

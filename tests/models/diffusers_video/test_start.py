@@ -15,6 +15,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from library_weights import copy_weights
 from models.diffusers_video.stock import take_stock_forward
 from PIL import Image
 from processors import is_same
@@ -64,7 +65,7 @@ def pipeline_of(folder_of: FOLDERS) -> Callable[[str], Any]:
         name = "HunyuanVideo15" if is_hunyuan else "Wan"
         cls = getattr(diffusers, f"{name}ImageToVideoPipeline")
         pipeline = cls.from_pretrained(folder_of(kind), dtype=torch.float32, local_files_only=True)
-        pipeline.set_progress_bar_config(disable=True)
+        copy_weights(pipeline).set_progress_bar_config(disable=True)
         return pipeline
 
     return cache(loaded)

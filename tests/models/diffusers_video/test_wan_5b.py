@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKLWan, DiffusionPipeline, WanTransformer3DModel
+from library_weights import copy_weights
 from tiny_video import write_wan
 
 from hyimg_cli.models import registry
@@ -54,7 +55,7 @@ def test_frames_are_the_pipelines(folder: Path, job: VideoJob, dtype: str) -> No
     pipeline = DiffusionPipeline.from_pretrained(
         folder, vae=vae, dtype=getattr(torch, dtype), local_files_only=True
     )
-    pipeline.set_progress_bar_config(disable=True)
+    copy_weights(pipeline).set_progress_bar_config(disable=True)
     pipeline.vae.enable_tiling()
     video = pipeline(
         prompt=job.prompt,
