@@ -29,7 +29,7 @@ from hyimg_cli.finishing.outside import Edit, edit_of
 from hyimg_cli.finishing.placement import Placement
 from hyimg_cli.finishing.planes import Plane, opponent
 from hyimg_cli.finishing.seam import Seam, seam_of
-from hyimg_cli.journal.job_pictures import seam_level
+from hyimg_cli.journal.edit_facts import seam_level
 
 WIDER, CASTS = (0.0, 0.05, 0.2), (2.0, 3.0, 5.0)
 NAMES = ("cast", "step", "level", "own", "cut", "cut_step")

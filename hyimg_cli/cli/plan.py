@@ -40,7 +40,7 @@ def show_plan(ctx: typer.Context) -> int:
         said = f"the plan is of the drafts; then {picked} of each line will be drawn in full"
         render.remarks([said], style)
     elif drafts := sum(bool(job.lineage.draft_of) for job in ahead.rest.plan.jobs):
-        said = f"{counted(drafts, 'draft')} will find regions; the edits are planned as drawn whole"
+        said = f"{counted(drafts, 'draft')} will find regions; each edit is planned as two crops"
         render.remarks([said], style)
     config, order, rest = request.config, ahead.rest.plan, ahead.rest.resumption
     think = given["assume_think"]

@@ -183,7 +183,8 @@ class Forecast:
         """
         known = registry.sequences(job.model, self._config.model.revision)
         files = [self._digest_of(path) for path in job.images]
-        asked = {(job.model, *one) for one in known.encodings(job, files)}
+        seen = (one for part in job.parts for one in known.encodings(part, files))
+        asked = {(job.model, *one) for one in seen}
         if not self._config.reuse.prompt_cache:  # each job embeds its own prompts
             self._seen = {one for one in self._seen if one[1] != PROMPT_EMBEDDINGS}
         new = asked - self._seen

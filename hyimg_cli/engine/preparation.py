@@ -153,7 +153,7 @@ def read_jobs(
         known = DrawnWhole(run_folder(request.config.output.folder), request.config)
         every = link_jobs(every, request.config, known.settle if request.policy.resume else None)
         if known.count:
-            what = f"{counted(known.count, 'edit')} drawn before from the whole source"
+            what = f"{counted(known.count, 'edit')} drawn before from the whole source or one crop"
             tell(Remark(f"{what}; --region-size native draws the region alone", "info"))
     # The lines may be a million; only their jobs are needed from here on.
     request = replace(request, manifest=replace(request.manifest, lines=()))

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 from PIL import Image
 from pydantic import TypeAdapter
 
 from hyimg_cli.errors import MachineError
-from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, edit_notes, edit_warnings, finish
+from hyimg_cli.journal.edit_facts import edit_notes, edit_warnings
+from hyimg_cli.journal.job_pictures import LATENTS_ARE_KEPT, Drawing, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Failure, Outcome
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import DRAWN_FILES, ImageJob
 
-# Files of an edit that its model drew.
-_DRAWN = ("plain", "shown")
 _OUTCOME = TypeAdapter(Outcome)
 
 
@@ -31,7 +31,7 @@ def recomposite(
     for job in jobs:
         entry = results[job.custom_id]
         old = entry["edit"]
-        kept = {name: old[name] for name in _DRAWN if name in old}
+        kept = {name: old[name] for name in chain(*DRAWN_FILES) if name in old}
         sha256 = {name: old["sha256"][name] for name in kept if name in old["sha256"]}
         edit = kept | {"kind": "unfinished", "sha256": sha256}
         extra = {name: value for name, value in entry.items() if name.startswith("x_")}
@@ -45,8 +45,11 @@ def recomposite(
         anew |= {"warnings": said, "finishing_key": finishing_key(job, config.output)}
         outcome = replace(_OUTCOME.validate_python({**entry, **anew}), edit=edit)
         try:
-            drawn, shown = (_pixels(folder, edit[name]) for name in ("plain", "shown"))
-            file = finish(folder, job, drawn, shown, edit, config.output)
+            drawings = [
+                Drawing(*(_pixels(folder, edit[name]) for name in names))
+                for names, _ in zip(DRAWN_FILES, job.parts, strict=False)
+            ]
+            file = finish(folder, job, drawings, edit, config.output)
         except MachineError:
             raise
         except Exception as error:

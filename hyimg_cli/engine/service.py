@@ -38,6 +38,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.failures import FailureLimit, engine_fault, machine_fault
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
+from hyimg_cli.pipelines.parts import tickets_of
 from hyimg_cli.pipelines.queue import Dropped, EngineEvent, Ticket, TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.torch_settings import torch_settings
@@ -238,8 +239,8 @@ class ServedSession:
     def __init__(self, service: Service, scope: str, caller: str, *, is_online: bool) -> None:
         self._service, self._scope, self._caller = service, scope, caller
         self.is_online = is_online
-        # By custom_id, the tickets that have not ended; and their events.
-        self._open: dict[str, Ticket] = {}
+        # By custom_id, the tickets of jobs that have not ended; and their events.
+        self._open: dict[str, list[Ticket]] = {}
         self._inbox = SimpleQueue[tuple[str, EngineEvent]]()
         # By custom_id, the latest progress; earlier progress may be skipped.
         self._progress: dict[str, Progress] = {}
@@ -255,7 +256,7 @@ class ServedSession:
 
     def tickets(self) -> list[Ticket]:
         """Return the tickets whose end this session has not received yet."""
-        return [*self._open.values()]
+        return [ticket for tickets in self._open.values() for ticket in tickets]
 
     def run(
         self, plan: Plan, folder: JobFolder | None = None, *, whole: Plan | None = None
@@ -300,13 +301,13 @@ class ServedSession:
                 yield Lost(job, PhaseClock(started, lambda: None), error=error)
         now = time.perf_counter()
         self._open = {
-            job.custom_id: Ticket(
+            job.custom_id: tickets_of(
                 job,
+                partial(self._emit, job.custom_id),
                 scope=self._scope,
                 caller=self._caller,
                 is_online=self.is_online,
                 folder=folder,
-                tell=partial(self._emit, job.custom_id),
                 submitted=now,
             )
             for job in jobs
@@ -330,7 +331,7 @@ class ServedSession:
 
     def _emit(self, custom_id: str, event: EngineEvent) -> None:
         """Record an event; called in the engine's thread, or in the one that drops the job."""
-        self._service.note(self._open[custom_id], event)
+        self._service.note(self._open[custom_id][0], event)
         if isinstance(event, Progress):
             self._progress[custom_id] = event
         else:

@@ -17,7 +17,8 @@ from hyimg_cli.models import registry
 from hyimg_cli.pipelines.failures import FailureLimit
 from hyimg_cli.pipelines.image.pipeline import ImagePipeline, LoadModel
 from hyimg_cli.pipelines.latent.pictures import EditPipeline
-from hyimg_cli.pipelines.queue import Ticket, TicketQueue
+from hyimg_cli.pipelines.parts import tickets_of
+from hyimg_cli.pipelines.queue import TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
@@ -109,7 +110,11 @@ class Session:
     ) -> Iterator[Event | Request[Job] | Lost[Job]]:
         """Run a group's jobs; end early if a stop was requested."""
         told = deque[Any]()
-        tickets = [Ticket(job, folder=folder, tell=told.append, submitted=started) for job in jobs]
+        tickets = [
+            ticket
+            for job in jobs
+            for ticket in tickets_of(job, told.append, folder=folder, submitted=started)
+        ]
         for _ in self._pipeline.work(TicketQueue(tickets, is_whole=True)):
             while told:
                 yield told.popleft()

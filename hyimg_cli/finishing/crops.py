@@ -5,11 +5,13 @@ to see what it belongs to, to register the redraw and to measure its colours. Wh
 it comes back is the number of source pixels per drawn pixel.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
 from math import gcd, isqrt, sqrt
 
-from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.job import MOST_CROPS, Size
 from hyimg_cli.spec.options import Box
 
 # Part of the region's longer side that is shown on each of its sides, and the pixels at least.
@@ -23,6 +25,8 @@ _ENLARGED = 4
 _NEARLY = 92
 # A stretch of less is not seen, nor does it matter: both axes have their own scale.
 _STRETCH = 0.02
+# Parts of a region share a crop if it has at most so many times the source pixels per drawn one.
+_MOST_LOSS = 1.3
 # A crop begins at a multiple of this part of its side, so a region that moves a little keeps it.
 _STEPS = 16
 
@@ -51,10 +55,81 @@ def crop_of(
     shown on each side. By default a half, and less of it where the crop would be reduced: down to
     one that the region fills by half.
     """
-    crops = [Crop(_box_of(region, source, size, context), size) for size in sizes]
-    best = min(crops, key=lambda one: _faults(one, region), default=None)
-    is_part = best is not None and best.box != (0, 0, source.width, source.height)
-    return best if is_part else None
+    best = _best((region,), source, sizes, context) if sizes else None
+    return best[0] if best and best[0].box != (0, 0, source.width, source.height) else None
+
+
+def crops_of(
+    parts: Sequence[Box], source: Size, sizes: Sequence[Size], context: float | None = None
+) -> tuple[Crop, ...]:
+    """Return the crops in which the parts of a region are edited, two at most and of one size.
+
+    Parts whose common crop is nearly as fine as their own share it; the pair that loses the least
+    comes first. Empty for the whole photograph, no parts or no size.
+    """
+    if not (parts and sizes):
+        return ()
+
+    @cache
+    def scale_of(part: Box) -> float:
+        return _best((part,), source, sizes, context)[0].scale
+
+    def loss_of(pair: tuple[Box, Box]) -> tuple[float, float]:
+        both = scale_of(around(pair))
+        loss = both / min(map(scale_of, pair))
+        return (1.0 if both <= 1 else loss), loss
+
+    groups = [*parts]
+    while len(groups) > 1:
+        pair = min(combinations(groups, 2), key=loss_of)
+        if len(groups) <= MOST_CROPS and loss_of(pair)[0] > _MOST_LOSS:
+            break
+        groups = [around(pair), *(one for one in groups if one not in pair)]
+    if len(groups) > 1:
+        crops = _best(sorted(groups), source, sizes, context)
+        if max(crop.scale for crop in crops) * _MOST_LOSS < scale_of(around(groups)):
+            return crops
+    crop = crop_of(around(groups), source, sizes, context)
+    return () if crop is None else (crop,)
+
+
+def around(boxes: Iterable[Box]) -> Box:
+    """Return the smallest box with all of these; there is one at least."""
+    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
+    return min(lefts), min(tops), max(rights), max(bottoms)
+
+
+def shared_out(parts: Iterable[Box], crops: Sequence[Box]) -> list[list[Box]]:
+    """Return for each crop the parts of a region that are drawn in it.
+
+    Each is in one: of those with all of it, that with the nearest middle.
+    """
+
+    def far(part: Box, crop: Box) -> tuple[bool, int]:
+        x, y = (abs(part[n] + part[n + 2] - crop[n] - crop[n + 2]) for n in (0, 1))
+        return not holds(crop, part), max(x, y)
+
+    found: list[list[Box]] = [[] for _ in crops]
+    for part in parts:
+        found[min(range(len(crops)), key=lambda n: far(part, crops[n]))].append(part)
+    return found
+
+
+def holds(outer: Box, inner: Box) -> bool:
+    """Return True if a box has all of another one."""
+    (left, top, right, bottom), (x0, y0, x1, y1) = outer, inner
+    return left <= x0 and top <= y0 and x1 <= right and y1 <= bottom
+
+
+def _best(
+    regions: Sequence[Box], source: Size, sizes: Sequence[Size], context: float | None
+) -> tuple[Crop, ...]:
+    """Return the crops of regions in the one size that is best for the worst of them."""
+    found = [
+        tuple(Crop(_box_of(region, source, size, context), size) for region in regions)
+        for size in sizes
+    ]
+    return min(found, key=lambda crops: max(map(_faults, crops, regions)))
 
 
 def _faults(crop: Crop, region: Box) -> tuple[float, float, int, int]:

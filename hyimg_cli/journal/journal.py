@@ -49,7 +49,7 @@ from hyimg_cli.settings.kinds import is_custom_id
 from hyimg_cli.settings.name_template import fault_of
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import EDIT_SUFFIXES, LINEAGE, Job
+from hyimg_cli.spec.job import EDIT_SUFFIXES, LINEAGE, MOST_CROPS, Job
 
 Kept = TypeVar("Kept")
 OUTPUTS = "outputs"
@@ -119,10 +119,14 @@ class JobFolder(ABC):
         place = self.folder / name
         return place.is_dir() and not place.is_symlink()
 
-    def latents_for(self, custom_id: str) -> Path:
-        """Return the path of an unfinished video's latents; the writer makes their folder."""
+    def latents_for(self, custom_id: str, part: int = 0) -> Path:
+        """Return the path of an unfinished job's latents; the writer makes their folder.
+
+        `part`: of the drawing of a part of it, see `ImageJob.parts`.
+        """
         assert is_custom_id(custom_id), f"{custom_id!r} never passed the manifest's check"
-        return self.inside(f"{LATENTS}/{custom_id.replace('/', '~')}.safetensors")
+        name = custom_id.replace("/", "~") + (f"+{part}" if part else "")
+        return self.inside(f"{LATENTS}/{name}.safetensors")
 
     def inside(self, name: str) -> Path:
         """Return a path in the run's folder that may be written or removed.
@@ -452,8 +456,12 @@ class RunFolder(JobFolder):
     def drop_latents(self, jobs: Iterable[str]) -> None:
         """Remove the latents of jobs that are done or that start from the beginning."""
         with disk_errors(self.folder):
-            for custom_id in jobs:
-                self.latents_for(custom_id).unlink(missing_ok=True)
+            place = self.folder / LATENTS
+            there = {*os.listdir(place)} if place.is_dir() else set[str]()
+            for custom_id in jobs if there else ():
+                for part in range(MOST_CROPS + 1):
+                    if (path := self.latents_for(custom_id, part)).name in there:
+                        path.unlink(missing_ok=True)
 
     def _remove(self, name: str) -> None:
         remove(self.inside(name))

@@ -1,7 +1,7 @@
 """The file of a job's kept latents, with the job's key and its progress; no torch."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -33,13 +33,31 @@ def unseal(data: bytes) -> tuple[bytes, dict[str, str]]:
     return payload, metadata_of(payload)
 
 
-def find_begun(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[str, Begun]:
-    """Return, by custom_id, the progress of those of `jobs` that will resume from latents."""
-    digest_of, found = cache(source_digest), dict[str, Begun]()
-    kept = {path.stem.replace("~", "/") for path in (folder.folder / LATENTS).glob("*.safetensors")}
-    for job in (job for job in jobs if job.custom_id in kept):
+def find_begun(folder: JobFolder, jobs: Sequence[Job], config: RunConfig) -> dict[str, Begun]:
+    """Return, by custom_id, the progress of those of `jobs` that will resume from latents.
+
+    A job of several drawings has the steps of all of them.
+    """
+    found = dict[str, list[Begun]]()
+    for part, begun in find_begun_parts(folder, jobs, config).items():
+        found.setdefault(part.custom_id, []).append(begun)
+    counts = {job.custom_id: len(job.parts) for job in jobs if job.custom_id in found}
+    return {
+        name: Begun(sum(one.step for one in own), counts[name] * own[0].steps)
+        for name, own in found.items()
+    }
+
+
+def find_begun_parts(folder: JobFolder, jobs: Iterable[Job], config: RunConfig) -> dict[Job, Begun]:
+    """Return the progress of each of the jobs' drawings that will resume from latents."""
+    digest_of, found = cache(source_digest), dict[Job, Begun]()
+    kept = {path.name for path in (folder.folder / LATENTS).glob("*.safetensors")}
+    for part in (part for job in (jobs if kept else ()) for part in job.parts):
+        path = folder.latents_for(part.custom_id, part.part)
+        if path.name not in kept:
+            continue
         with suppress(OSError, OutputFolderError, ValueError, KeyError, TypeError):
-            _, facts = unseal(bytes_of(folder.latents_for(job.custom_id), LATENTS_BYTES))
-            if facts["key"] == key_of(job, [*map(digest_of, job.images)], config):
-                found[job.custom_id] = Begun(int(facts["step"]), int(facts["steps"]))
+            _, facts = unseal(bytes_of(path, LATENTS_BYTES))
+            if facts["key"] == key_of(part, [*map(digest_of, part.images)], config):
+                found[part] = Begun(int(facts["step"]), int(facts["steps"]))
     return found

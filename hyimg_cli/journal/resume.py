@@ -16,8 +16,8 @@ from hyimg_cli.journal.past_run import readable_jobs
 from hyimg_cli.manifest.output_names import name_of, paths_of
 from hyimg_cli.settings.name_template import clashes
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.job import ImageJob, Job
-from hyimg_cli.spec.options import box_text
+from hyimg_cli.spec.job import DRAWN_FILES, ImageJob, Job
+from hyimg_cli.spec.options import boxes_text
 from hyimg_cli.spec.plan import Begun
 from hyimg_cli.spec.units import counted
 
@@ -83,7 +83,8 @@ def resume(
     for job in known:
         entry, wanted = results[job.custom_id], finishing_key(job, config.output)
         edit = files_of_edit(entry)
-        matte, *redraw = (edit.get(kind, {}) for kind in ("mask", "plain", "shown"))
+        matte = edit.get("mask", {})
+        redraw = [edit.get(kind, {}) for kinds in DRAWN_FILES[: len(job.parts)] for kind in kinds]
         is_finished = wanted == entry.get("finishing_key", "") or not entry.get("edit")
         is_done = entry.get("status") == "done" and is_finished
         if entry.get("key") != keys[job.custom_id] or _is_renamed(job, entry):
@@ -159,7 +160,7 @@ def _crops_hint(folder: RunFolder, others: Sequence[Job], counts: Mapping[str, i
     for job in others:
         old = lines.get(job.custom_id, {})
         if isinstance(job, ImageJob) and old:
-            crop = job.crop and box_text(job.crop)
+            crop = boxes_text(job.crops)
             if "crop" in old and old["crop"] != crop:
                 return f"crop {old['crop']} keeps the drawing, if it contains the region"
             if crop and "crop" not in old:

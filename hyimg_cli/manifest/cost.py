@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.step_cache import count_full
+from hyimg_cli.spec.work import count_all
 
 
 class JobTokens(NamedTuple):
@@ -53,9 +53,11 @@ class Cost:
 def step_cost(job: ImageJob, tokens: JobTokens, first: int = 0) -> Cost:
     """Return one job's steps, from denoise step `first` on."""
     steps = job.num_inference_steps if tokens.steps is None else tokens.steps
-    full = count_full(job.step_cache, steps, first)
-    forwards = full * tokens.branches if tokens.forwards is None else tokens.forwards
-    return Cost(jobs=1, denoise_steps=steps - first, full_steps=full, forwards=forwards)
+    full, drawings = count_all(job, steps, first), len(job.parts)
+    each = None if tokens.forwards is None else drawings * tokens.forwards
+    forwards = full * tokens.branches if each is None else each
+    steps = drawings * steps - first
+    return Cost(jobs=1, denoise_steps=steps, full_steps=full, forwards=forwards)
 
 
 def total_cost(costs: Iterable[Cost]) -> Cost:

@@ -9,11 +9,11 @@ from math import log, sqrt
 from typing import cast
 
 from hyimg_cli.errors import HyimgError, SourceImageError
-from hyimg_cli.finishing.crops import Crop, crop_of
+from hyimg_cli.finishing.crops import Crop, around, crops_of, holds, shared_out
 from hyimg_cli.manifest.fields import COT_FIELDS
 from hyimg_cli.manifest.line import fault, idle_fields
 from hyimg_cli.manifest.resolved_line import ResolvedLine, count_up
-from hyimg_cli.media.carried import check_region, region_bounds
+from hyimg_cli.media.carried import check_region, region_parts
 from hyimg_cli.settings.paths import linked
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Encoding, ImageJob, Job, Size, SizeRequest
@@ -25,6 +25,7 @@ from hyimg_cli.spec.options import (
     KeepOutside,
     TextSampling,
     box_text,
+    boxes_text,
 )
 from hyimg_cli.spec.units import counted
 
@@ -34,13 +35,16 @@ _file_encoding = lru_cache(1024, typed=True)(Encoding)
 # A source with more pixels per side than this, by those that are drawn, loses detail that shows.
 _MOST_PER_DRAWN = 1.5
 _MEGAPIXEL = 1024**2
+# Each crop would need a text of its own.
+_ONE_TEXT = "the text before the picture is written for one crop only"
 # Settings by which a crop is chosen.
 _OF_CROPS = ("region_size", "region_context", "region_pixels")
 
 
 @lru_cache(64)
-def _sizes_of(card: ModelCard, pixels: int | None) -> tuple[Size, ...]:
-    return card.crop_sizes(pixels)
+def crop_sizes(card: ModelCard, megapixels: float | None) -> tuple[Size, ...]:
+    """Return the sizes in which a model draws crops; empty for an area that it does not."""
+    return card.crop_sizes(None if megapixels is None else round(megapixels * _MEGAPIXEL))
 
 
 def sampling_defaults(card: ModelCard, *, is_edit: bool) -> SamplingDefaults:
@@ -185,7 +189,7 @@ class PictureLine(ResolvedLine):
                 return
         yield from self._crop_faults(source)
         # A size other than the one to which the kept source is fitted.
-        if asked.is_auto or (self._crop and Size(asked.height, asked.width) == self._crop.drawn):
+        if asked.is_auto or Size(asked.height, asked.width) in self._drawn_crops:
             return
         drawn, bucket = self.card.kept_size(source), self.card.bucket_of(asked)
         # An explicit size means exactly that size, or the source's own.
@@ -193,18 +197,18 @@ class PictureLine(ResolvedLine):
         if bucket is None or bucket.size != drawn or not is_exact:
             name = "ratio_index" if "ratio_index" in self.fields else "size"
             what = f"keep_outside draws at the size of its source, {drawn}, not at {asked}"
-            if self._crop is not None:
-                what = f"the region is drawn at {self._crop.drawn}, not at {asked}"
+            if self._crops:
+                what = f"the region is drawn at {self._crops[0].drawn}, not at {asked}"
             yield self.fault("conflict", what, name, "remove it: the result has the source's")
 
     def _crop_faults(self, source: Size) -> Iterator[HyimgError]:
         """Yield faults of a crop, and of settings by which one is chosen; the region is valid."""
-        crop, region = self.fields.get("crop"), self.values["region"]
+        crops, region = self.fields.get("crop"), self.values["region"]
         mode, pixels = self.values["region_size"], self.values["region_pixels"]
         why = ""
-        if crop is not None:
+        if crops is not None:
             why = "the crop is given"
-            yield from self._given_crop_faults(crop, source)
+            yield from self._given_crop_faults(crops, source)
         elif not region:
             why = "there is no region"
         elif mode == "fit":
@@ -218,61 +222,69 @@ class PictureLine(ResolvedLine):
             yield self.fault("out-of-range", what, "region_pixels", how)
         for name in sorted({*_OF_CROPS} & self.line.given) if why else ():
             # `fit` says why, and for `native` a draft finds a region.
-            if name != "region_size" or crop is not None:
+            if name != "region_size" or crops is not None:
                 yield self.unused(name, why)
 
-    def _given_crop_faults(self, crop: Box, source: Size) -> Iterator[HyimgError]:
-        bounds, (left, top, right, bottom), hint = None, crop, "remove it: it follows the region"
+    def _given_crop_faults(self, crops: tuple[Box, ...], source: Size) -> Iterator[HyimgError]:
+        parts, hint, what = tuple[Box, ...](), "remove it: it follows the region", ""
         with suppress(SourceImageError):  # of the mask, reported elsewhere
-            bounds = region_bounds(self._outside(), source)
-        what = ""
-        if right > source.width or bottom > source.height:
-            what = f"the crop {box_text(crop)} extends beyond the source ({source})"
-        elif crop == (0, 0, source.width, source.height):
+            parts = region_parts(self._outside(), source)
+        # One crop shows all of the region; several share its parts out.
+        parts = (around(parts),) if parts and len(crops) == 1 else parts
+        beyond = [one for one in crops if one[2] > source.width or one[3] > source.height]
+        bare = [part for part in parts if not any(holds(one, part) for one in crops)]
+        idle = [] if bare else [n for n, own in enumerate(shared_out(parts, crops)) if not own]
+        if beyond:
+            what = f"the crop {box_text(beyond[0])} extends beyond the source ({source})"
+        elif (0, 0, source.width, source.height) in crops:
             what = "the crop is the whole source"
         elif not self.values["region"]:
             what, hint = "a crop needs a region, to which the edit is limited", "give a region"
-        elif bounds and not (
-            left <= bounds[0] and top <= bounds[1] and bounds[2] <= right and bounds[3] <= bottom
-        ):
-            what = f"the crop {box_text(crop)} does not contain the region ({box_text(bounds)})"
-        elif self._crop is None:
+        elif bare:
+            what = f"the crop {boxes_text(crops)} does not contain the region ({box_text(bare[0])})"
+        elif parts and idle:
+            what = f"no part of the region is in the crop {box_text(crops[idle[0]])}"
+        elif not self._crops:
             what = f"{self.card.name} draws no crops"
+        elif len(crops) > 1 and self.values["bot_task"] != "none":
+            what, hint = _ONE_TEXT, "give one crop, or set bot_task none"
         if what:
             yield fault("crop", what, f"{self.line.where}: crop", hint)
-        elif self._crop and not self.card.sees_unresized(self._crop.drawn):
-            what = f"{self.card.name} would resize a crop of {self._crop.drawn} again"
+        elif self._crops and not self.card.sees_unresized(self._crops[0].drawn):
+            what = f"{self.card.name} would resize a crop of {self._crops[0].drawn} again"
             yield self.fault("conflict", what, "size", "remove it: it follows the crop")
 
     @property
     def _crop_sizes(self) -> tuple[Size, ...]:
-        """Return the sizes in which the model draws crops; empty for an area that it does not."""
-        pixels = self.values["region_pixels"]
-        return _sizes_of(self.card, None if pixels is None else round(pixels * _MEGAPIXEL))
+        return crop_sizes(self.card, self.values["region_pixels"])
+
+    @property
+    def _drawn_crops(self) -> tuple[Size, ...]:
+        return tuple(crop.drawn for crop in self._crops)
 
     @cached_property
-    def _crop(self) -> Crop | None:
-        """Return the part of the kept source that is drawn; None if all of it is."""
+    def _crops(self) -> tuple[Crop, ...]:
+        """Return the parts of the kept source that are drawn; empty if all of it is."""
         source, asked = self._kept_size(), self._size()
         if source is None or not self.values["region"] or not (sizes := self._crop_sizes):
-            return None
+            return ()
         exact = None if asked.is_auto or asked.is_ratio else Size(asked.height, asked.width)
         if given := self.fields.get("crop"):
-            ratio = (given[3] - given[1]) / (given[2] - given[0])
+            ratio = (given[0][3] - given[0][1]) / (given[0][2] - given[0][0])
             nearest = min(sizes, key=lambda one: abs(log(one.height / one.width / ratio)))
-            return Crop(given, exact or nearest)
+            return tuple(Crop(one, exact or nearest) for one in given)
         whole, mode = self.card.kept_size(source), self.values["region_size"]
         per_drawn = sqrt(source.height * source.width / (whole.height * whole.width))
         # A line that has the size of the whole wants the whole, as lines of earlier runs do.
         if mode == "fit" or exact == whole or (mode == "auto" and per_drawn <= _MOST_PER_DRAWN):
-            return None
+            return ()
         try:
-            bounds = region_bounds(self._outside(), source)
+            parts = region_parts(self._outside(), source)
         except SourceImageError:  # reported for the file elsewhere
-            return None
-        if bounds is None:
-            return None
-        return crop_of(bounds, source, sizes, self.values["region_context"])
+            return ()
+        if parts and self.values["bot_task"] != "none":
+            parts = (around(parts),)  # see _ONE_TEXT
+        return crops_of(parts, source, sizes, self.values["region_context"])
 
     @property
     def _finds_region(self) -> bool:
@@ -340,11 +352,12 @@ class PictureLine(ResolvedLine):
         values["system_prompt"] = text if kind == "custom" else None
         if not values["negative_prompt"] and "negative_prompt" not in self.line.given:
             values["negative_prompt"] = self.defaults.negative_prompt
-        size, outside, crop = self._size(), None, None
+        size, outside, crops = self._size(), None, tuple[Box, ...]()
         if self._keeps_outside:
             values["infer_align_image_size"], outside = True, self._outside()
-            if part := self._crop:
-                crop, size = part.box, SizeRequest(part.drawn.height, part.drawn.width)
+            if parts := self._crops:
+                drawn, crops = parts[0].drawn, tuple(one.box for one in parts)
+                size = SizeRequest(drawn.height, drawn.width)
             elif source := self._kept_size():
                 kept = self.card.kept_size(source)
                 size = SizeRequest(kept.height, kept.width)
@@ -363,7 +376,7 @@ class PictureLine(ResolvedLine):
             cot_token_ids=fields.get("cot_token_ids"),
             written_json=written,
             outside=outside,
-            crop=crop,
+            crops=crops,
             finds_region=self._finds_region,
             encoding=self._encoding(),
         )

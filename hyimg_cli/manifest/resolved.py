@@ -11,7 +11,7 @@ from typing import Any
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
-from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, box_text
+from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, boxes_text
 
 # The user's own data can be anything and is kept in the result line only. The file's name is left
 # out too, and the candidate's origin: the picture is the same without them.
@@ -61,8 +61,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
             for field in fields(job.outside):
                 if (value := getattr(job.outside, field.name)) != field.default:
                     entry[field.name] = value
-            if job.crop is not None:
-                entry["crop"] = box_text(job.crop)
+            if job.crops:
+                entry["crop"] = boxes_text(job.crops)
         entry |= _text_fields(job)
         # PNG adds nothing, so resume keys from before other formats existed remain valid.
         if job.encoding.format != "png":

@@ -15,7 +15,7 @@ from hyimg_cli.finishing.outside import edit_of
 from hyimg_cli.finishing.placement import AxisMap, Placement, shown
 from hyimg_cli.finishing.planes import Mask, distance_to, scale_of
 from hyimg_cli.finishing.verdict import Change
-from hyimg_cli.journal.job_pictures import list_breaches
+from hyimg_cli.journal.edit_facts import list_breaches
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.replay.run_folder import run_of
 from hyimg_cli.media.carried import (

@@ -195,10 +195,10 @@ def region_of(outside: KeepOutside, size: Size) -> Pixels | None:
     Raises SourceImageError.
     """
     check_region(outside, size)
-    if outside.box is not None:
-        left, top, right, bottom = outside.box
+    if outside.boxes:
         levels = np.zeros((size.height, size.width), np.uint8)
-        levels[top:bottom, left:right] = 255
+        for left, top, right, bottom in outside.boxes:
+            levels[top:bottom, left:right] = 255
     elif outside.mask:
         levels = masks.resized(_mask_levels(outside), size)
     else:
@@ -216,31 +216,31 @@ def region_facts(outside: KeepOutside, given: Pixels) -> dict[str, Any]:
     return facts
 
 
-def region_bounds(outside: KeepOutside, size: Size) -> Box | None:
-    """Return the smallest box with all of the user's region; None without a region.
+def region_parts(outside: KeepOutside, size: Size) -> tuple[Box, ...]:
+    """Return boxes of the parts of the user's region that are apart; empty without a region.
 
     A mask is read once until its file changes. Raises SourceImageError as `region_of` does.
     """
-    if outside.mask or outside.region_keeps == "inside":
-        return _found_bounds(outside, size, marks_of(outside.mask) if outside.mask else (0, 0))
+    if outside.mask or len(outside.boxes) > 1 or outside.region_keeps == "inside":
+        return _found_parts(outside, size, marks_of(outside.mask) if outside.mask else (0, 0))
     check_region(outside, size)
-    return outside.box
+    return outside.boxes
 
 
 @lru_cache(1 << 12)
-def _found_bounds(outside: KeepOutside, size: Size, marks: tuple[int, int]) -> Box | None:
+def _found_parts(outside: KeepOutside, size: Size, marks: tuple[int, int]) -> tuple[Box, ...]:
     levels = region_of(outside, size)
-    return None if levels is None else Image.fromarray(levels).getbbox()
+    return () if levels is None else masks.parts_of(levels)
 
 
 def check_region(outside: KeepOutside, size: Size) -> None:
     """Raise SourceImageError (`source.region`) if a region does not fit a source of this size."""
     what, white = "", _WHITE[outside.region_keeps]
-    if outside.box is not None:
+    if outside.boxes:
         hint = "give LEFT,TOP,RIGHT,BOTTOM in pixels of the source"
-        if outside.box[2] > size.width or outside.box[3] > size.height:
+        if any(box[2] > size.width or box[3] > size.height for box in outside.boxes):
             what = f"the region {outside.region} extends beyond the source ({size})"
-        elif outside.region_keeps == "inside" and outside.box == (0, 0, size.width, size.height):
+        elif outside.region_keeps == "inside" and (0, 0, size.width, size.height) in outside.boxes:
             what, hint = f"the region {outside.region} keeps the whole source", "give a smaller box"
     elif outside.mask and not masks.are_alike(own := size_of(outside.mask), size):
         what = f"the mask has another size than the source ({own}, expected {size})"

@@ -9,8 +9,9 @@ of two are not meant, so a lossy file is soft only if its edges are wide.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from PIL import Image
 
 from hyimg_cli.errors import SourceImageError
 from hyimg_cli.spec.job import Size
+from hyimg_cli.spec.options import Box
 
 Levels = NDArray[np.uint8]
 # Compression moves black and white by at most this many levels, where there is no edge nearby.
@@ -25,6 +27,9 @@ _NOISE = 8
 # A soft edge has more pixels between black and white than this, for each pixel of its length. A
 # JPEG of quality 20 adds up to 2.5 to a mask of two levels; a blur of 2 pixels makes 6 to 8.
 _MOST_OF_AN_EDGE = 5
+# Parts of a mask are apart from this many pixels on: nearer ones see each other in any crop. Of a
+# mask with more parts, the nearest ones count as one.
+_APART, _MOST_PARTS = 64, 8
 # Two sizes have the same shape if their ratios differ by no more.
 _SAME_SHAPE = 0.005
 
@@ -86,6 +91,67 @@ def resized(levels: Levels, size: Size) -> Levels:
         for new, old in zip((size.height, size.width), levels.shape, strict=True)
     )
     return np.asarray(levels[y[:, None], x])
+
+
+def levels_in(path: Path) -> Levels | None:
+    """Return the levels [H, W] of a matte that an edit wrote; None if it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("L"))
+    except OSError:
+        return None
+
+
+def parts_of(levels: Levels) -> tuple[Box, ...]:
+    """Return boxes, which do not overlap, of the parts of levels [H, W] that are apart.
+
+    Levels are above 0 in parts. Each cut is along the widest empty stripe through a part. Boxes are
+    in the order of their top, then left side.
+    """
+    bounds = Image.fromarray(levels).getbbox()
+    parts = [] if bounds is None else [bounds]
+    gaps = {box: _widest_gap(levels, box) for box in parts}
+    while len(parts) < _MOST_PARTS and parts:
+        box = max(parts, key=lambda one: gaps[one].stop - gaps[one].start)
+        if (gap := gaps[box]).stop - gap.start < _APART:
+            break
+        parts.remove(box)
+        left, top, right, bottom = box
+        halves = (left, top, right, gap.start), (left, gap.stop, right, bottom)
+        if gap.axis:
+            halves = (left, top, gap.start, bottom), (gap.stop, top, right, bottom)
+        for half in map(partial(_shrunk, levels), halves):
+            parts.append(half)
+            gaps[half] = _widest_gap(levels, half)
+    return tuple(sorted(parts, key=lambda one: (one[1], one[0])))
+
+
+class _Gap(NamedTuple):
+    """A stripe without edits: rows, or columns if `axis` is 1, from `start` up to `stop`."""
+
+    start: int
+    stop: int
+    axis: int
+
+
+def _widest_gap(levels: Levels, box: Box) -> _Gap:
+    left, top, right, bottom = box
+    part, widest = levels[top:bottom, left:right], _Gap(0, 0, 0)
+    for axis, first in enumerate((top, left)):
+        used = np.flatnonzero(part.any(1 - axis))
+        at = int(np.diff(used).argmax()) if len(used) > 1 else 0
+        start, stop = used[at] + 1, used[min(at + 1, len(used) - 1)]
+        if stop - start > widest.stop - widest.start:
+            widest = _Gap(first + int(start), first + int(stop), axis)
+    return widest
+
+
+def _shrunk(levels: Levels, box: Box) -> Box:
+    """Return the bounds of the part in a box, which is not empty."""
+    left, top, right, bottom = box
+    inner = Image.fromarray(levels[top:bottom, left:right]).getbbox()
+    assert inner is not None, "a gap is between parts"
+    return left + inner[0], top + inner[1], left + inner[2], top + inner[3]
 
 
 def counts_of(levels: Levels) -> NDArray[np.int64]:

@@ -248,7 +248,7 @@ def needs(
     halves = card.vae_halves if choice.offloads_experts else (0, 0)
     images = {view for job in jobs for view in job.views}
     encode = halves[0] + card.vae_bytes(largest, kind) if images else 0
-    pixels = max(picture_work(job, card).pixels for job in jobs)
+    pixels = max(picture_work(job.parts[0], card).pixels for job in jobs)
     decode = halves[1] + card.vae_bytes(pixels, kind, in_tiles=bool(choice.vae_use_tiling))
     # The jobs hold rows of the source images, and so does a bounded memo.
     rows = len(images) * (1 + largest // card.pixels_per_cell**2 + card.source_vit_tokens)

@@ -82,6 +82,23 @@ class PhaseClock:
         finally:
             self._move(current)
 
+    def add(self, other: "PhaseClock") -> None:
+        """Count the work of another clock, of the same job, in the time that this one waited."""
+        current = self._phase
+        other._move(None)
+        self._move(current)
+        work = {name: s for name, s in other._seconds.items() if name not in _WAITS}
+        waited, worked = sum(self._seconds[name] for name in _WAITS), sum(work.values())
+        # What they did at the same time is in this clock already.
+        part = min(1.0, waited / worked) if worked else 0.0
+        for name, seconds in work.items():
+            self._seconds[name] += part * seconds
+        for name in _WAITS:
+            self._seconds[name] *= 1 - part * worked / waited if waited else 1.0
+        for own, others in ((self.dealt_s, other.dealt_s), (self.overlapped_s, other.overlapped_s)):
+            for name, seconds in others.items():
+                own[name] += seconds
+
     def timings_s(self) -> dict[str, float]:
         """Return seconds by phase, the unattributed seconds, and the total of them all."""
         self._move(None)

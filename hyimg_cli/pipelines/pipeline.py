@@ -111,7 +111,8 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         if folder is None:
             return None
         key = key_of(work.job, work.sources_as_read, self._config)
-        path, every = folder.latents_for(work.job.custom_id), self._config.output.checkpoint_every
+        path = folder.latents_for(work.job.custom_id, work.job.part)
+        every = self._config.output.checkpoint_every
         return LatentsCheckpoint(path, key, every, work.notes, work.warnings)
 
     @abstractmethod

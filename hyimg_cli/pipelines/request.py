@@ -1,7 +1,7 @@
 """A job at work in a pipeline, and its two ends, finished or lost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Denoiser
 from hyimg_cli.errors import OutputError
+from hyimg_cli.journal.edit_facts import edit_notes
 from hyimg_cli.journal.job_pictures import (
     LATENTS_ARE_KEPT,
-    edit_notes,
+    Drawing,
     finish,
-    keep_redraw,
+    keep_redraws,
     write_layer,
     write_picture,
 )
@@ -40,7 +41,8 @@ class Request(Generic[OneJob]):
     picture was put back on its source, as far as known. `source_digests`: of the images that were
     read for it. `checkpoint`: the place for its latents, if it has a folder. `denoise_steps`: how
     many steps were run for it, from `first_step` on; `step_cache`: how many of all its attempts'
-    steps were estimated.
+    steps were estimated. `pixels`: of a picture that is decoded; `reference`: the picture to
+    compare it with, if it is put back on its source. `parts`: the job's other drawings.
 
     A pipeline's own subclass also holds the results of its stages.
     """
@@ -56,6 +58,30 @@ class Request(Generic[OneJob]):
     denoise_steps: int = 0
     first_step: int = 0
     step_cache: StepCacheReport | None = None
+    pixels: Pixels | None = None
+    reference: Pixels | None = None
+    parts: list["Request[Any]"] = field(default_factory=list)
+
+    def join(self, others: Sequence["Request[Any]"]) -> None:
+        """Become the request of a job of which this one and the others are drawings."""
+        self.parts, self.checkpoint = [*others], None
+        for one in others:
+            self.warnings += [text for text in one.warnings if text not in self.warnings]
+            self.notes += [text for text in one.notes if text not in self.notes]
+            self.notes_if_lost += [x for x in one.notes_if_lost if x not in self.notes_if_lost]
+            self.denoise_steps += one.denoise_steps
+            self.first_step += one.first_step
+            self.clock.add(one.clock)
+            if self.step_cache is not None and (cache := one.step_cache) is not None:
+                full, estimated = self.step_cache.full, self.step_cache.estimated
+                self.step_cache = replace(
+                    cache, full=cache.full + full, estimated=cache.estimated + estimated
+                )
+
+    @property
+    def drawings(self) -> list[Drawing]:
+        """Return what was drawn for the job, in the order of its parts."""
+        return [Drawing.of(work.pixels, work.reference) for work in (self, *self.parts)]
 
     @property
     def source_sha256(self) -> tuple[str, ...]:
@@ -100,24 +126,21 @@ class Lost(Request[OneJob]):
 def write_drawn(
     done: Request[ImageJob],
     folder: JobFolder,
-    pixels: Pixels,
-    reference: Pixels | None,
     config: RunConfig,
     **said: Any,
 ) -> OutputFile:
     """Write a drawn picture, put back on its source if the job keeps that.
 
-    In that case it is compared with `reference`, the source as the model saw it. `said`: further
-    fields of the file's `PictureFacts`.
+    Each of its drawings is then compared with its reference, the source as the model saw it.
+    `said`: further fields of the file's `PictureFacts`.
     """
-    job, facts = done.job, _facts_of(done, config, said)
+    job, drawings, facts = done.job, done.drawings, _facts_of(done, config, said)
     if job.outside is None:
-        return write_picture(folder, job, pixels, facts)
+        return write_picture(folder, job, drawings[0].pixels, facts)
     # For an edit put back on its source, the line records the redraw even if the rest fails.
-    assert reference is not None, "it is made where the source is read"
-    done.edit = edit = keep_redraw(folder, job, pixels, reference, facts)
+    done.edit = edit = keep_redraws(folder, job, drawings, facts)
     source = done.source_sha256[job.outside.kept_source - 1]
-    file = finish(folder, job, pixels, reference, edit, config.output, source)
+    file = finish(folder, job, drawings, edit, config.output, source)
     done.notes.extend(edit_notes(edit))
     return file
 

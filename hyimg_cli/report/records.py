@@ -5,14 +5,15 @@ Either may be empty.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hyimg_cli.journal.job_pictures import seam_level
+from hyimg_cli.finishing.crops import holds
+from hyimg_cli.journal.edit_facts import crops_in, seam_level
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.job import DRAWN_FILES, VIDEO_TASKS
 from hyimg_cli.spec.options import KeepOutside, Region
 from hyimg_cli.spec.units import time_text
 
@@ -72,9 +73,8 @@ class Pictures(ABC):
 def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Record:
     """Return the record of one result; `place` is its job's position in the manifest."""
     edit, times = result.get("edit") or {}, result.get("timings_s") or {}
-    # The redraw, if the edit was put back on its source.
-    drawn = str(edit.get("plain") or "")
-    link = pictures.link(drawn) if drawn else ""
+    # The redraws, if the edit was put back on its source.
+    redraws = [_redraw(str(edit.get(plain) or ""), pictures) for plain, _ in DRAWN_FILES]
     # The time of each phase, and how long the job waited before the first.
     phases = [(name, f"{s:.3f} s") for name, s in times.items() if name not in _NO_TIME and s]
     waited = [("waited", f"{times.get('queue', 0.0):.3f} s")] if phases else []
@@ -91,8 +91,8 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
         "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
         "mask": pictures.output(mask) if edit.get("mask") else None,
-        "redraw": {"name": drawn.rpartition("/")[2], "link": link} if link else None,
-        "crop": _crop(asked, edit),
+        "redraws": [*filter(None, redraws)],
+        "crop": _crop(asked, edit, redraws),
         "proof": ", ".join(_proof(edit)),
         "texts": list(_texts(result)),
         "facts": list(_facts(asked, result)),
@@ -106,19 +106,30 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
     return {name: value for name, value in found.items() if value not in (None, "", [], {})}
 
 
-def _crop(asked: Entry, edit: Entry) -> Record | None:
-    """Return where an edit was drawn that saw a part of its source, and the region.
+def _redraw(drawn: str, pictures: Pictures) -> Record | None:
+    link = pictures.link(drawn) if drawn else ""
+    return {"name": drawn.rpartition("/")[2], "link": link} if link else None
 
-    Boxes are LEFT, TOP, RIGHT, BOTTOM in the source's pixels. The `source` counts from 0.
+
+def _crop(asked: Entry, edit: Entry, redraws: Sequence[Record | None]) -> Record | None:
+    """Return where an edit was drawn that saw a part of its source, or two, and the region.
+
+    Boxes are LEFT, TOP, RIGHT, BOTTOM in the source's pixels. The `source` counts from 0. `parts`:
+    each crop, what is in its middle, and its redraw.
     """
-    if not (crop := edit.get("crop")):
+    if not (crops := crops_in(edit)):
         return None
-    box = KeepOutside(region=Region(str(asked.get("region") or ""))).box
+    boxes = KeepOutside(region=Region(str(asked.get("region") or ""))).boxes
     # Of a mask, the page has the edit alone.
     name = "kept" if asked.get("region_keeps") == "inside" else "region"
-    inner = (name, [*box]) if box else ("edit", edit.get("box"))
-    frames = [("crop", crop["box"]), *([inner] if inner[1] else [])]
-    return {"frames": frames, "source": int(asked.get("kept_source") or 1) - 1}
+    inner = [(name, box) for box in boxes] or [("edit", box) for box in [edit.get("box")] if box]
+    parts = []
+    for crop, redraw in zip(crops, redraws, strict=False):
+        own = [box for _, box in inner if len(crops) == 1 or holds(crop["box"], box)]
+        parts.append({"crop": crop["box"], "middle": own[0] if own else None, "redraw": redraw})
+    frames = [*(("crop", crop["box"]) for crop in crops), *inner]
+    source = int(asked.get("kept_source") or 1) - 1
+    return {"frames": frames, "source": source, "parts": parts}
 
 
 def _proof(edit: Entry) -> Iterator[str]:

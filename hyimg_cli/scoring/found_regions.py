@@ -1,7 +1,7 @@
 """Find the regions of edits by drafts of the whole picture, and draw them at their own resolution.
 
     OUT/regions    a run of a draft in few steps for each edit that gives no region
-    OUT            a run of the edits: each in the box that its draft changed
+    OUT            a run of the edits: each in the box that its draft changed, or in two
 
 As for candidates, what is done is found by files alone: the same command goes on wherever it was
 stopped. A draft that changed the whole picture, or nothing, leads to a drawing of the whole.
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 from hyimg_cli.addresses import address_of
@@ -18,14 +19,15 @@ from hyimg_cli.engine.preparation import Preparation, Refusals, read_jobs
 from hyimg_cli.engine.run import OnEvent
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
-from hyimg_cli.finishing.crops import crop_of
+from hyimg_cli.finishing.crops import Crop, around, crops_of, shared_out
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.media import masks
 from hyimg_cli.media.images import size_of
 from hyimg_cli.models import registry
 from hyimg_cli.scoring.runs_in_turn import RunsInTurn
 from hyimg_cli.spec.events import Remark
-from hyimg_cli.spec.job import ImageJob, Job, SizeRequest
-from hyimg_cli.spec.options import Box, KeepOutside, Region, box_text
+from hyimg_cli.spec.job import ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.options import Box, KeepOutside, Region, boxes_text
 from hyimg_cli.spec.units import counted
 
 REGIONS = "regions"
@@ -89,7 +91,7 @@ def finds_regions(request: RunRequest) -> bool:
 def planned(request: RunRequest, *, with_drafts: bool) -> RunRequest:
     """Return the run that `check` and `plan` show, in which no region remains to be found.
 
-    Where it is not known yet, the whole is drawn, which costs no less. `with_drafts`: a draft that
+    Where it is not known yet, as many crops are drawn as may be. `with_drafts`: a draft that
     is still to be drawn is a job of its own.
     """
     if not finds_regions(request):
@@ -127,9 +129,9 @@ def _draft_of(job: ImageJob) -> ImageJob:
 
 def _edits(request: RunRequest, jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs with the regions that were found."""
-    known, revision = _results(request), request.config.model.revision
+    known = _results(request)
     return [
-        _in_region(job, known.get(job.custom_id), revision)
+        _in_region(job, known.get(job.custom_id), request)
         if isinstance(job, ImageJob) and job.finds_region
         else job
         for job in jobs
@@ -142,21 +144,37 @@ def _planned(request: RunRequest, with_drafts: bool, jobs: Sequence[Job]) -> lis
         if not (isinstance(job, ImageJob) and job.finds_region):
             found.append(job)
         elif job.custom_id in known:
-            found.append(_in_region(job, known[job.custom_id], request.config.model.revision))
+            found.append(_in_region(job, known[job.custom_id], request))
         else:
             draft = replace(_draft_of(job), custom_id=f"{job.custom_id}.draft")
-            found += [*([draft] if with_drafts else []), replace(job, finds_region=False)]
+            most = _at_most(job, request.config.model.revision)
+            found += [*([draft] if with_drafts else []), most]
     return found
+
+
+def _folder(request: RunRequest) -> Path:
+    return request.config.output.folder / REGIONS
 
 
 def _results(request: RunRequest) -> Results:
     """Return the drafts' lines by id."""
-    folder = RunFolder(request.config.output.folder / REGIONS)
+    folder = RunFolder(_folder(request))
     lines = folder.results() if folder.is_run else {}
     return {name: line for name, line in lines.items() if line["status"] == "done"}
 
 
-def _in_region(job: ImageJob, draft: Mapping[str, Any] | None, revision: str | None) -> ImageJob:
+def _at_most(job: ImageJob, revision: str | None) -> ImageJob:
+    """Return a job that costs as much as any that its draft may lead to: of the most crops."""
+    size, whole = size_of(job.kept_image), replace(job, finds_region=False)
+    sizes = registry.model_card(job.model, revision).crop_sizes()
+    if job.writes_text or not sizes:
+        return whole
+    drawn, middle = max(sizes, key=lambda one: one.height * one.width), size.width // 2
+    halves = (0, 0, middle, size.height), (middle, 0, size.width, size.height)
+    return replace(whole, crops=halves, size=SizeRequest(drawn.height, drawn.width))
+
+
+def _in_region(job: ImageJob, draft: Mapping[str, Any] | None, request: RunRequest) -> ImageJob:
     """Return a job with the region that its draft changed; without one if it is not a part."""
     whole = replace(job, finds_region=False)
     if draft is None:
@@ -166,27 +184,41 @@ def _in_region(job: ImageJob, draft: Mapping[str, Any] | None, revision: str | N
         why = {"none": "nothing", "background": "the background"}.get(edit["kind"])
         why = why or f"the whole picture ({', '.join(edit['reasons'])})"
         return replace(whole, draft=f"a draft changed {why}: drawn as a whole")
-    region = _grown(edit["box"], (size.width, size.height))
-    crop = crop_of(region, size, registry.model_card(job.model, revision).crop_sizes())
-    left, top, right, bottom = (0, 0, size.width, size.height) if crop is None else crop.box
-    if crop is None or (right - left) * (bottom - top) > _MOST * size.width * size.height:
+    sizes = registry.model_card(job.model, request.config.model.revision).crop_sizes()
+    boxes = [_grown(edit["box"], size)]
+    crops = crops_of(boxes, size, sizes)
+    matte = None if job.writes_text else masks.levels_in(_folder(request) / edit["mask"])
+    if matte is not None:
+        apart = [_grown(part, size) for part in masks.parts_of(matte)]
+        if len(several := crops_of(apart, size, sizes)) > 1:
+            crops = several
+            shares = shared_out(apart, [crop.box for crop in crops])
+            boxes = [around(own) for own in shares if own]
+    if not crops or sum(map(_area, crops)) > _MOST * size.width * size.height:
         return replace(whole, draft="a draft changed most of the picture: drawn as a whole")
     assert job.outside is not None, "the source is kept"
+    region, drawn = boxes_text(boxes), crops[0].drawn
     return replace(
         whole,
-        outside=replace(job.outside, region=Region(box_text(region))),
-        crop=crop.box,
-        size=SizeRequest(crop.drawn.height, crop.drawn.width),
-        draft=f"a draft changed {counted(edit['regions'], 'part')} in {box_text(region)}",
+        outside=replace(job.outside, region=Region(region)),
+        crops=tuple(crop.box for crop in crops),
+        size=SizeRequest(drawn.height, drawn.width),
+        draft=f"a draft changed {counted(edit['regions'], 'part')} in {region}",
     )
 
 
-def _grown(box: Sequence[int], size: tuple[int, int]) -> Box:
+def _area(crop: Crop) -> int:
+    left, top, right, bottom = crop.box
+    return (right - left) * (bottom - top)
+
+
+def _grown(box: Sequence[int], size: Size) -> Box:
     left, top, right, bottom = box
-    more = ceil(max(_GROWN * max(right - left, bottom - top), _LEAST * max(size)))
+    longest = max(size.width, size.height)
+    more = ceil(max(_GROWN * max(right - left, bottom - top), _LEAST * longest))
     return (
         max(0, left - more),
         max(0, top - more),
-        min(size[0], right + more),
-        min(size[1], bottom + more),
+        min(size.width, right + more),
+        min(size.height, bottom + more),
     )

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 from hyimg_cli.addresses import ADDRESS_PATTERN
 from hyimg_cli.files import is_deeper, json_of
 from hyimg_cli.settings.values import BadValue, nearest, shown
-from hyimg_cli.spec.job import SizeRequest
-from hyimg_cli.spec.options import Box, box_text
+from hyimg_cli.spec.job import MOST_CROPS, SizeRequest
+from hyimg_cli.spec.options import Box, boxes_text
 from hyimg_cli.spec.step_cache import StepCache
 
 
@@ -41,7 +41,8 @@ SIZE_PATTERN = r"auto|([0-9]{1,5})([xX:])([0-9]{1,5})"
 NO_STORE = "|".join("".join(f"[{c.upper()}{c}]" for c in name) for name in NO_STORES)
 BOX_PATTERN = r"\s*" + r"\s*,\s*".join([r"([0-9]{1,6})"] * 4) + r"\s*"
 SIDES = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 4, "maxItems": 4}
-_CROP_HINT = "write LEFT,TOP,RIGHT,BOTTOM in pixels of the upright source"
+BOXES = {"type": "array", "items": SIDES, "minItems": 1}
+_CROP_HINT = "write LEFT,TOP,RIGHT,BOTTOM in pixels of the upright source; two at most, with ;"
 # Text that is not empty.
 WRITTEN = r"[^\x00]*[^\s\x00][^\x00]*"
 TEXT, ANY_TEXT = matching(WRITTEN), matching(r"[^\x00]*")
@@ -245,11 +246,21 @@ def box_of(text: re.Match[str], hint: str) -> Box:
     return left, top, right, bottom
 
 
-def _crop(value: Any) -> Box:
-    if type(value) is list and all(type(side) is int for side in value):
-        value = box_text(value)
-    box: Box = _BOX.read(value)
-    return box
+def text_of_boxes(value: Any) -> Any:
+    """Return a list of four sides, or of such lists, as text; other values as they are."""
+    boxes = (
+        [value] if type(value) is list and not any(type(one) is list for one in value) else value
+    )
+    if type(boxes) is list and all(
+        type(box) is list and all(type(side) is int for side in box) for box in boxes
+    ):
+        return boxes_text(boxes)
+    return value
+
+
+def _crops(value: Any) -> tuple[Box, ...]:
+    found = re.finditer(BOX_PATTERN, _CROPS.read(text_of_boxes(value)), re.ASCII)
+    return tuple(box_of(sides, _CROP_HINT) for sides in found)
 
 
 def as_json(value: Any) -> str:
@@ -346,8 +357,10 @@ STEP_CACHE = pattern_kind(
 SIZE = pattern_kind(
     SIZE_PATTERN, "is not a size", _SIZE_HINT, _size, allowed="auto, WIDTHxHEIGHT, WIDTH:HEIGHT"
 )
-_BOX = pattern_kind(BOX_PATTERN, "is not a box", _CROP_HINT, lambda text: box_of(text, _CROP_HINT))
-CROP = Kind(_crop, {"anyOf": [_BOX.schema, SIDES]}, "box", split=str.strip)
+_CROPS = pattern_kind(
+    f"{BOX_PATTERN}(?:;{BOX_PATTERN}){{0,{MOST_CROPS - 1}}}", "is not a crop", _CROP_HINT
+)
+CROP = Kind(_crops, {"anyOf": [_CROPS.schema, SIDES, BOXES]}, "box", split=str.strip)
 ANYTHING = Kind(as_json, {})
 MATRIX = Kind(lambda value: value, {"type": "object"})
 SPAN = numbers(Annotated[float, Interval(ge=0, le=1)], 2, 2, is_span=True)

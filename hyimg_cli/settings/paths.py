@@ -11,6 +11,7 @@ from typing import Any
 from hyimg_cli.addresses import FOREIGN_PATTERN, joined, scheme_of, shown_place
 from hyimg_cli.settings.kinds import (
     BOX_PATTERN,
+    BOXES,
     CUSTOM_ID,
     NO_STORE,
     SIDES,
@@ -19,10 +20,11 @@ from hyimg_cli.settings.kinds import (
     box_of,
     pattern_kind,
     text,
+    text_of_boxes,
 )
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
-from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region, box_text
+from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region, boxes_text
 
 # Before the id of a result that is the source of another job.
 LINK = "@"
@@ -180,11 +182,11 @@ def _names_in_cell(cell: str) -> list[str]:
 
 
 def _region(value: Any) -> str:
-    if type(value) is list and all(type(side) is int for side in value):
-        value = box_text(value)
-    region: str = _BOX_OR_MASK.read(value)
-    sides = re.fullmatch(BOX_PATTERN, region, re.ASCII)
-    return box_text(box_of(sides, _REGION_HINT)) if sides else region
+    region: str = _BOX_OR_MASK.read(text_of_boxes(value))
+    if not re.fullmatch(_BOXES, region, re.ASCII):
+        return region
+    found = re.finditer(BOX_PATTERN, region, re.ASCII)
+    return boxes_text(box_of(sides, _REGION_HINT) for sides in found)
 
 
 def _loras(written: re.Match[str]) -> tuple[Lora, ...]:
@@ -197,6 +199,7 @@ def _loras(written: re.Match[str]) -> tuple[Lora, ...]:
 _REGION_HINT = (
     "write the box LEFT,TOP,RIGHT,BOTTOM, or a mask's path with forward slashes; ~ is not expanded"
 )
+_BOXES = f"{BOX_PATTERN}(?:;{BOX_PATTERN})*"
 _PATH = rf"(?!(?:{NO_STORE}):/|[Dd][Aa][Tt][Aa]:|{FOREIGN_PATTERN})[^\x00]+"
 _PICTURE = pattern_kind(
     _PATH,
@@ -205,7 +208,7 @@ _PICTURE = pattern_kind(
 )
 _PICTURES = {"type": "array", "items": _PICTURE.schema, "maxItems": MAX_SOURCE_IMAGES}
 _BOX_OR_MASK = pattern_kind(
-    rf"{BOX_PATTERN}|(?:transparent:|opaque:|)(?![0-9\s,.+-]*$){_PATH}",
+    rf"{_BOXES}|(?:transparent:|opaque:|)(?![0-9\s,;.+-]*$){_PATH}",
     "is not a region",
     _REGION_HINT,
 )
@@ -215,7 +218,7 @@ MODEL_NAME = ModelName(
 CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
 REGION = RegionKind(
     _region,
-    {"anyOf": [_BOX_OR_MASK.schema, SIDES]},
+    {"anyOf": [_BOX_OR_MASK.schema, SIDES, BOXES]},
     "box|path",
     is_path=lambda name: bool(name) and KeepOutside(region=Region(name)).mask == name,
 )

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Hashable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from hyimg_cli.spec import digest
 from hyimg_cli.spec import options as o
@@ -21,13 +21,19 @@ GUIDANCE_FIELDS = tuple(one.name for one in fields(o.PictureOptions) if "guidanc
 # The suffix of a file of camera poses, and the name of the intrinsics file next to it.
 POSES_SUFFIX = ".npy"
 INTRINSICS = f"intrinsics{POSES_SUFFIX}"
-# Extra files that an edit with `keep_outside` writes, by their keys in the line's `edit`.
+# Extra files that an edit with `keep_outside` writes, by their keys in the line's `edit`. Of each
+# drawing, the redraw and its reference.
 EDIT_SUFFIXES = {
     "mask": ".mask.png",
     "plain": ".redraw.png",
     "shown": ".reference.png",
+    "plain-2": ".redraw-2.png",
+    "shown-2": ".reference-2.png",
     "touched": ".touched.png",
 }
+DRAWN_FILES = (("plain", "shown"), ("plain-2", "shown-2"))
+# Crops of one source at most, each of which is a drawing.
+MOST_CROPS = len(DRAWN_FILES)
 # The end of a layer's name, with its number, before the suffix.
 LAYER_MARK = ".layer-{}"
 # Named after its id.
@@ -139,7 +145,8 @@ class _Line(o.JobOptions):
 
     `images` are paths relative to the working folder. `links`: for each of them, the job of the
     same run that makes the file, or None; empty if no job makes one. `file_name`: a
-    `settings.name_template`. `user_fields` names the manifest fields that the user set for this
+    `settings.name_template`. `part`: the number of the only one of several drawings that this job
+    is; 0 if it is all of them. `user_fields` names the manifest fields that the user set for this
     job; it is an error if no stage uses one.
     """
 
@@ -156,6 +163,12 @@ class _Line(o.JobOptions):
     user_fields: frozenset[str] = frozenset()
     lineage: Lineage = ALONE
     links: tuple[Link | None, ...] = ()
+    part: int = 0
+
+    @property
+    def parts(self) -> tuple[Self, ...]:
+        """The jobs that are drawn for this one: itself, if it is drawn at once."""
+        return (self,)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -177,7 +190,7 @@ class _Line(o.JobOptions):
 class ImageJob(o.PictureOptions, _Line):
     """One `it2i` or `t2i` picture.
 
-    `crop`: the part of the kept source that is drawn, at `size`; None if the whole is.
+    `crops`: the parts of the kept source that are drawn, each at `size`; empty if the whole is.
     `finds_region`: a draft of the whole must find the region first; `draft`: what one found.
 
     `cot_text` or `cot_token_ids` replace the AR stage's writing. `written_json`: the note of these
@@ -195,7 +208,7 @@ class ImageJob(o.PictureOptions, _Line):
     drop_think: bool = False
     use_system_prompt: o.SystemPrompt = "None"
     outside: o.KeepOutside | None = None
-    crop: o.Box | None = None
+    crops: tuple[o.Box, ...] = ()
     finds_region: bool = False
     draft: str = ""
     encoding: Encoding = Encoding()
@@ -221,6 +234,13 @@ class ImageJob(o.PictureOptions, _Line):
         return Size(self.size.height, self.size.width) if asks and not follows else None
 
     @property
+    def parts(self) -> tuple[Self, ...]:
+        """The jobs that are drawn for this one: one per crop, or the job itself."""
+        if len(self.crops) < 2:
+            return (self,)
+        return tuple(replace(self, crops=(one,), part=n) for n, one in enumerate(self.crops, 1))
+
+    @property
     def kept_image(self) -> str:
         """The path of the source that stays equal outside the edit."""
         assert self.outside is not None, "the job keeps the source outside the edit"
@@ -234,7 +254,7 @@ class ImageJob(o.PictureOptions, _Line):
 
     @property
     def kept_view(self) -> View:
-        """What the model sees of the source that stays equal outside the edit."""
+        """What the model sees of the source that stays equal outside the edit; see `parts`."""
         assert self.outside is not None, "the job keeps the source outside the edit"
         return self.views[self.outside.kept_source - 1]
 
@@ -242,9 +262,9 @@ class ImageJob(o.PictureOptions, _Line):
     def views(self) -> tuple[View, ...]:
         """What the model sees of each image, in order."""
         views = [*map(View, self.images)]
-        if self.outside is not None and self.crop is not None:
+        if self.outside is not None and self.crops:
             size = Size(self.size.height, self.size.width)
-            views[self.outside.kept_source - 1] = View(self.kept_image, self.crop, size)
+            views[self.outside.kept_source - 1] = View(self.kept_image, self.crops[0], size)
         return tuple(views)
 
     @property

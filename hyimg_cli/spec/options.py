@@ -41,11 +41,12 @@ SystemPrompt = Literal[
 Renorm = Literal["global", "channel", "text_channel", "none"]
 # How a picture becomes a frame of another shape: stretch it, or crop its edges.
 Fit = Literal["stretch", "crop"]
-# A box in pixels of the source, or the path of a mask; its alpha channel is the mask after
-# `transparent:` or `opaque:`.
+# Boxes in pixels of the source with ; between them, or the path of a mask; its alpha channel is the
+# mask after `transparent:` or `opaque:`.
 Region = NewType("Region", str)
 # Left, top, right and bottom in pixels.
 Box = tuple[int, int, int, int]
+_BOXES = re.compile(r"([0-9]+(,[0-9]+){3})(;[0-9]+(,[0-9]+){3})*")
 _MASK = re.compile(r"(?:(transparent|opaque):)?(.*)", re.DOTALL)
 BOT_TASKS: tuple[BotTask, ...] = get_args(BotTask)
 # The limit of the model with the highest; each model's own is on its card.
@@ -71,6 +72,11 @@ _gate = partial(outside_option, None, commands=("eval",))
 def box_text(box: Iterable[int]) -> str:
     """Return a box as a line has it: LEFT,TOP,RIGHT,BOTTOM."""
     return ",".join(map(str, box))
+
+
+def boxes_text(boxes: Iterable[Box]) -> str:
+    """Return boxes as the region of a line has them, with ; between them."""
+    return ";".join(map(box_text, boxes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +224,8 @@ class KeepOutside:
     )
     region: Region = outside_option(
         Region(""),
-        "Allow edits only in a box X0,Y0,X1,Y1, a mask, or a folder's masks that are named like "
-        "the sources, in source pixels. Implies --keep-outside.",
+        "Allow edits only in a box X0,Y0,X1,Y1 (in source pixels; several with ; between them), a "
+        "mask, or a folder's masks that are named like the sources. Implies --keep-outside.",
         commands=("eval",),
     )
     region_mode: Literal["limit", "instead"] = outside_option(
@@ -245,15 +251,17 @@ class KeepOutside:
     )
 
     @property
-    def box(self) -> Box | None:
-        """Return the region's left, top, right and bottom; None if it is a mask or absent."""
-        sides = re.fullmatch(r"([0-9]+),([0-9]+),([0-9]+),([0-9]+)", self.region)
-        return (int(sides[1]), int(sides[2]), int(sides[3]), int(sides[4])) if sides else None
+    def boxes(self) -> tuple[Box, ...]:
+        """Return left, top, right and bottom of each box; empty if it is a mask or absent."""
+        if not _BOXES.fullmatch(self.region):
+            return ()
+        sides = [tuple(map(int, box.split(","))) for box in self.region.split(";")]
+        return tuple((left, top, right, bottom) for left, top, right, bottom in sides)
 
     @property
     def mask(self) -> str:
         """Return the path of the region's mask; empty if it has none."""
-        return "" if self.box else _MASK.fullmatch(self.region)[2]  # type: ignore[index]
+        return "" if self.boxes else _MASK.fullmatch(self.region)[2]  # type: ignore[index]
 
     @property
     def edits_where(self) -> str:

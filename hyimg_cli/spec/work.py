@@ -58,10 +58,10 @@ def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
     """Return the work of a picture, from denoise step `first` on."""
     size = (card.bucket_of(job.size) or card.nearest_bucket(1, 1)).size
     cells = math.prod(card.latent_grid(size))
-    levels = count_full(job.step_cache, job.num_inference_steps, first)
-    pixels = size.height * size.width
+    levels = count_all(job, job.num_inference_steps, first)
+    pixels, drawings = size.height * size.width, len(job.parts)
     # Layers are denoised together with their sum, which is not decoded.
-    denoised, decoded = (job.layers + 1, job.layers) if job.layers else (1, 1)
+    denoised, decoded = (job.layers + 1, job.layers) if job.layers else (1, drawings)
     # Source pictures that are rows of every step are added.
     each = 0 if card.reference_pixels is None else card.reference_pixels or pixels
     beside = len(job.images) * each * cells // pixels
@@ -69,8 +69,17 @@ def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
         levels=levels,
         denoise=levels * card.branches(job) * (denoised * cells + beside),
         pixels=decoded * pixels,
-        read=len(job.images) * (cells + card.source_vit_tokens),
+        read=drawings * len(job.images) * (cells + card.source_vit_tokens),
     )
+
+
+def count_all(job: ImageJob, steps: int, first: int = 0) -> int:
+    """Return the steps of all of a picture's drawings that evaluate the model.
+
+    Each has `steps`; the first `first` of all are done: of one drawing after the other.
+    """
+    done = (max(0, min(steps, first - n * steps)) for n in range(len(job.parts)))
+    return sum(count_full(job.step_cache, steps, one) for one in done)
 
 
 def video_work(job: VideoJob, card: VideoCard, first: int = 0) -> VideoWork:

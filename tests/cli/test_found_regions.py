@@ -40,9 +40,9 @@ def test_a_draft_finds_the_part_that_is_drawn(
 ) -> None:
     flags = (str(manifest), "-o", "out", "--device", "cpu", "--no-prewarm")
     assert run_cli("check", str(manifest)).code == 0
-    # Two drafts of two steps, and three edits of six.
+    # Two drafts of two steps, and three edits of six: at most two crops of two of them.
     before = run_cli("plan", *flags)
-    assert "5 jobs, 22 denoise steps" in before.out
+    assert "5 jobs, 34 denoise steps" in before.out
     assert "2 drafts will find regions" in before.err
     assert run_cli("generate", *flags).code == 0
     out = tmp_path / "out"

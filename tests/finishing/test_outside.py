@@ -17,7 +17,7 @@ from hyimg_cli.finishing.planes import blurred, planes
 from hyimg_cli.finishing.region import region, views
 from hyimg_cli.finishing.registration import Motion
 from hyimg_cli.finishing.verdict import Measures, structure_of
-from hyimg_cli.journal.job_pictures import edit_warnings
+from hyimg_cli.journal.edit_facts import edit_warnings
 from hyimg_cli.media.images import fit_cover, stretch
 from hyimg_cli.spec.job import Size
 

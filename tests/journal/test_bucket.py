@@ -28,7 +28,7 @@ from hyimg_cli.errors import (
 from hyimg_cli.files import bytes_of
 from hyimg_cli.journal import bucket
 from hyimg_cli.journal.bucket import BucketFolder, PartJournal, run_folder
-from hyimg_cli.journal.job_pictures import finish, keep_redraw
+from hyimg_cli.journal.job_pictures import Drawing, finish, keep_redraws
 from hyimg_cli.journal.journal import RESOLVED, RunFolder
 from hyimg_cli.journal.keys import finishing_key
 from hyimg_cli.media.carried import read_carried
@@ -530,8 +530,8 @@ def test_an_edit_is_finished_again_from_the_redraw_in_the_store(
     drawn[20:44, 30:60] = (40, 60, 210)
     config = RunConfig(OutputConfig(PLACE))
     with run_folder(PLACE) as folder:
-        edit = keep_redraw(folder, first, drawn, shown, None)
-        file = finish(folder, first, drawn, shown, edit, config.output)
+        edit = keep_redraws(folder, first, [Drawing(drawn, shown)], None)
+        file = finish(folder, first, [Drawing(drawn, shown)], edit, config.output)
         key = finishing_key(first, config.output)
         folder.append(Outcome("a", "done", key="k", outputs=(file,), edit=edit, finishing_key=key))
     endpoint.requests.clear()

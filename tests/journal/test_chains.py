@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from hyimg_cli.journal.job_pictures import finish, keep_redraw
+from hyimg_cli.journal.job_pictures import Drawing, finish, keep_redraws
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.measure.outside import outside_of
 from hyimg_cli.media.carried import history_of_file, read_carried
@@ -40,8 +40,10 @@ def edited(
         drawn[np.hypot(y - down, x - across) < 9] = (30, 200, 40 * (link % 5))
     one: ImageJob = job(source, outside, file_name=f"link-{link}", **more)
     with RunFolder(folder) as run:
-        edit = keep_redraw(run, one, drawn, shown, FACTS if metadata else None)
-        file = finish(run, one, drawn, shown, edit, OutputConfig(folder, metadata=metadata))
+        edit = keep_redraws(run, one, [Drawing(drawn, shown)], FACTS if metadata else None)
+        file = finish(
+            run, one, [Drawing(drawn, shown)], edit, OutputConfig(folder, metadata=metadata)
+        )
     assert edit["kind"] == kind
     return folder / file.path, edit
 

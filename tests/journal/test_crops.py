@@ -8,7 +8,7 @@ import pytest
 from journal.conftest import in_mode
 from PIL import ExifTags, Image, ImageCms
 
-from hyimg_cli.journal.job_pictures import finish, keep_redraw
+from hyimg_cli.journal.job_pictures import Drawing, finish, keep_redraws
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.images import on_white, read_view
 from hyimg_cli.settings.run import OutputConfig
@@ -33,7 +33,7 @@ def edited(path: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
         custom_id="a", task="it2i", prompt="blue", images=(str(path),), model="tiny-image",
         seed=0, size=SizeRequest(64, 64), num_inference_steps=1, guidance_scale=1.0, flow_shift=1.0,
         bot_task="none", text=TextSampling(0.0, 0, 1.0, 1),
-        outside=KeepOutside(region=Region(",".join(map(str, BOX)))), crop=CROP,
+        outside=KeepOutside(region=Region(",".join(map(str, BOX)))), crops=(CROP,),
     )  # fmt: skip
     shown = on_white(read_view(job.kept_view).pixels)
     assert shown.shape == (64, 64, 3)
@@ -41,8 +41,8 @@ def edited(path: Path, folder: Path) -> tuple[Path, dict[str, Any]]:
     drawn = shown.copy()
     drawn[np.hypot(y - 30.5, x - 33.5) < 10] = (40, 60, 210)
     with RunFolder(folder) as run:
-        edit = keep_redraw(run, job, drawn, shown, None)
-        file = finish(run, job, drawn, shown, edit, OutputConfig(folder))
+        edit = keep_redraws(run, job, [Drawing(drawn, shown)], None)
+        file = finish(run, job, [Drawing(drawn, shown)], edit, OutputConfig(folder))
     return folder / file.path, edit
 
 

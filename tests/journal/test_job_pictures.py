@@ -15,7 +15,8 @@ from PIL import ExifTags, Image, ImageCms, ImageDraw
 from hyimg_cli.engine.sources import faults, probe_sources
 from hyimg_cli.errors import JobError, OutputError, SourceImageError
 from hyimg_cli.journal import keys
-from hyimg_cli.journal.job_pictures import edit_notes, edit_warnings, finish, keep_redraw
+from hyimg_cli.journal.edit_facts import edit_notes, edit_warnings
+from hyimg_cli.journal.job_pictures import Drawing, finish, keep_redraws
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media.carried import Carried, depth_fault, read_carried, region_of
 from hyimg_cli.media.images import pixel_digest, stretch, text_of
@@ -81,9 +82,9 @@ def put_back(
     config = OutputConfig(folder, metadata=metadata, keep_gps=keep_gps)
     one = job(source, **more)
     with RunFolder(folder) as run:
-        edit = keep_redraw(run, one, drawn, shown, FACTS if metadata else None)
+        edit = keep_redraws(run, one, [Drawing(drawn, shown)], FACTS if metadata else None)
         try:
-            file = finish(run, one, drawn, shown, edit, config)
+            file = finish(run, one, [Drawing(drawn, shown)], edit, config)
         except JobError as error:
             error.add_note(json.dumps(edit))
             raise
@@ -239,8 +240,8 @@ def test_a_product_without_detail_on_a_new_background_needs_a_mask(tmp_path: Pat
     drawn = np.where((shown == (200, 60, 50)).all(axis=2, keepdims=True), shown, np.uint8(250))
     one = job(source)
     with RunFolder(tmp_path / "out") as run:
-        edit = keep_redraw(run, one, drawn, shown, FACTS)
-        finish(run, one, drawn, shown, edit, OutputConfig(tmp_path / "out"))
+        edit = keep_redraws(run, one, [Drawing(drawn, shown)], FACTS)
+        finish(run, one, [Drawing(drawn, shown)], edit, OutputConfig(tmp_path / "out"))
     assert edit["kind"] == "global"
     assert any("use region_keeps inside" in text for text in edit_warnings(edit))
 

@@ -10,7 +10,7 @@ from journal.test_job_pictures import job
 from PIL import Image
 from simulated_edits import photograph
 
-from hyimg_cli.journal.job_pictures import finish, keep_redraw
+from hyimg_cli.journal.job_pictures import Drawing, finish, keep_redraws
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.media import icc
 from hyimg_cli.settings.run import OutputConfig
@@ -29,8 +29,14 @@ def peak_mb(source: Path, region: str) -> int:
     drawn[np.hypot(y - 30, x - 45) < 14] = (40, 60, 210)
     one = job(source, KeepOutside(region=Region(region)), crop=CROP)
     with RunFolder(source.parent / "out") as run:
-        edit = keep_redraw(run, one, drawn, shown, None)
-        finish(run, one, drawn, shown, edit, OutputConfig(source.parent / "out", metadata=False))
+        edit = keep_redraws(run, one, [Drawing(drawn, shown)], None)
+        finish(
+            run,
+            one,
+            [Drawing(drawn, shown)],
+            edit,
+            OutputConfig(source.parent / "out", metadata=False),
+        )
     assert (edit["kind"], edit["outside_differing_pixels"]) == ("local", 0)
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) // 1000

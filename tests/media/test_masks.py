@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from tiffs import tiff
 
 from hyimg_cli.errors import SourceImageError
-from hyimg_cli.media.carried import region_bounds, region_facts, region_of
+from hyimg_cli.media.carried import region_facts, region_of, region_parts
 from hyimg_cli.media.masks import region_text, share_text
 from hyimg_cli.settings.paths import REGION
 from hyimg_cli.spec.job import Size
@@ -294,7 +294,7 @@ def test_a_mask_is_turned_as_its_orientation_says(tmp_path: Path) -> None:
 def test_the_bounds_of_a_region_have_all_that_may_change(tmp_path: Path) -> None:
     path, soft = tmp_path / "mask.png", ellipse(3)
     soft.save(path)
-    bounds = region_bounds(KeepOutside(region=Region(str(path))), SHAPE)
+    (bounds,) = region_parts(KeepOutside(region=Region(str(path))), SHAPE)
     assert bounds == soft.getbbox() != ellipse().getbbox()
     box = KeepOutside(region=Region("0,0,80,20"), region_keeps="inside")
-    assert region_bounds(box, SHAPE) == (0, 20, 80, 60)
+    assert region_parts(box, SHAPE) == ((0, 20, 80, 60),)

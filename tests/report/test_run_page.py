@@ -103,6 +103,26 @@ def test_the_index_counts_what_is_done_failed_and_left(out: Path) -> None:
     assert [one["place"] for one in records(out)] == [0, 1, 3]
 
 
+def test_a_job_of_two_crops_has_both_with_their_regions_and_redraws(out: Path) -> None:
+    crops = [
+        {"box": [0, 0, 20, 20], "drawn": [64, 64]},
+        {"box": [30, 30, 60, 45], "drawn": [64, 64]},
+    ]
+    edit = {"kind": "local", "gates": [], "crop": crops, "box": [5, 5, 45, 40]}
+    for kind, name in (("plain", "a.redraw.png"), ("plain-2", "a.redraw-2.png")):
+        picture(out / "outputs" / name, 3)
+        edit[kind] = f"outputs/{name}"
+    jobs = [asked("a", region="5,5,10,10;40,32,45,40"), asked("b", region="mask.png")]
+    write_run(out, [done("a", edit=edit), done("b", edit=edit)], jobs)
+    RunPage(out).refresh()
+    boxes, mask = (one["crop"] for one in records(out))
+    assert [name for name, _ in boxes["frames"]] == ["crop", "crop", "region", "region"]
+    assert [part["middle"] for part in boxes["parts"]] == [[5, 5, 10, 10], [40, 32, 45, 40]]
+    assert [part["redraw"]["name"] for part in boxes["parts"]] == ["a.redraw.png", "a.redraw-2.png"]
+    assert [name for name, _ in mask["frames"]] == ["crop", "crop", "edit"]
+    assert [part["middle"] for part in mask["parts"]] == [None, None]
+
+
 def test_what_is_beyond_a_gate_is_counted_and_a_redraw_is_linked(out: Path) -> None:
     edit = {"kind": "none", "gates": [], "plain": "outputs/a b.redraw.png"}
     breach = {"kind": "global", "gates": ["max_edited_area 0.5: …"], "plain": "outputs/lost.png"}
@@ -112,8 +132,8 @@ def test_what_is_beyond_a_gate_is_counted_and_a_redraw_is_linked(out: Path) -> N
     found = index(out)
     assert (found["done"], found["failed"], found["gated"]) == (2, 0, 1)
     assert "gated" in single_file(out)
-    redraws = [one.get("redraw") for one in records(out)]
-    assert redraws == [{"name": "a b.redraw.png", "link": "outputs/a%20b.redraw.png"}, None]
+    redraws = [one.get("redraws") for one in records(out)]
+    assert redraws == [[{"name": "a b.redraw.png", "link": "outputs/a%20b.redraw.png"}], None]
     # As in a run that goes on: the last line of a job counts.
     write_run(out, [done("a", edit=edit), done("b", edit=breach), done("b", edit=edit)], [])
     RunPage(out).refresh()

@@ -8,7 +8,7 @@ from typing import Any
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
-from hyimg_cli.measure.replay.run_folder import REDRAW_SUFFIX, frames_digest
+from hyimg_cli.measure.replay.run_folder import REDRAWS, frames_digest
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import pixel_digest, read_image
@@ -52,9 +52,10 @@ def answer_to(
 
     For a redraw, the replay's redraw; for a layer, the replay's `layer`; else the result.
     """
-    if original.name.endswith(REDRAW_SUFFIX) and line.get("edit"):
-        redraw = folder / line["edit"]["plain"]
-        return redraw, pixel_digest(read_image(redraw).pixels)
+    for kind, suffix in REDRAWS.items():
+        if original.name.endswith(suffix) and line.get("edit"):
+            redraw = folder / line["edit"][kind]
+            return redraw, pixel_digest(read_image(redraw).pixels)
     own = (one for one in line["outputs"] if one.get("layer", 0) == layer)
     output = next(own, line["outputs"][0])
     return folder / output["path"], str(output["pixel_sha256"])

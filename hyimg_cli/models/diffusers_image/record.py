@@ -294,7 +294,7 @@ class EditorFolder(ImageCheckpoint):
             rows *= 2
         if self.kind.prefix:  # in the step that makes its K/V, attention copies its rows
             rows = rows * 7 // 5
-        pixels, pictures = picture_work(job, self.card).pixels, job.layers or 1
+        pixels, pictures = picture_work(job.parts[0], self.card).pixels, job.layers or 1
         is_tiled = bool(choice.vae_use_tiling)
         step, decode = activations(self.layout, rows, pixels, pictures, is_tiled=is_tiled)
         a_step, later = self._prefix_rows(job, sizes, config)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from hyimg_cli.errors import JobError
-from hyimg_cli.journal.job_pictures import edit_warnings
+from hyimg_cli.journal.edit_facts import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
@@ -147,8 +147,6 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         file = write_drawn(
             done,
             folder,
-            done.pixels,
-            done.reference,
             self._config,
             model_name=self._resident().card.name,
             cot_text=done.text.text,
@@ -249,7 +247,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             return None
         if name not in self._returns:
             self._returns[name] = Returns(
-                plan.jobs_of_model(name),
+                [part for job in plan.jobs_of_model(name) for part in job.parts],
                 partial(_prefixes_of, model),
                 splits_text=not self._config.batch.is_invariant,
             )

@@ -62,9 +62,8 @@ class ImageRequest(Request[ImageJob]):
     `kept`: the latents and the text from which it continues, if an earlier attempt saved them.
     `text_warnings`: what was degraded while its text was written.
 
-    `reference`: the picture to compare with, if the result is put back on its source. `batch`: the
-    largest number of jobs at work together, by stage. `pixels`: uint8 [H, W, 3]; None if the job
-    ends with its text.
+    `batch`: the largest number of jobs at work together, by stage. `pixels`: None if the job ends
+    with its text.
     """
 
     stages: "ImageStages"
@@ -82,7 +81,6 @@ class ImageRequest(Request[ImageJob]):
     shared: int
     prompt: list[Segment]
     cached: CachedText | None
-    reference: np.ndarray | None = None
     batch: dict[str, int]
     text: GeneratedText
     canvas: Canvas
@@ -90,7 +88,6 @@ class ImageRequest(Request[ImageJob]):
     branches: tuple[Any, ...]
     denoise_plan: DenoisePlan
     denoise_state: DenoiseState
-    pixels: Pixels | None = None
 
     @property
     def writes_text(self) -> bool:

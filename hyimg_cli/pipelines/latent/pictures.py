@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES
-from hyimg_cli.journal.job_pictures import edit_warnings
+from hyimg_cli.journal.edit_facts import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.media.images import Pixels, on_white, read_view, stacked
 from hyimg_cli.models import registry
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 class EditRequest(LatentRequest[ImageJob]):
     """A picture at work.
 
-    `branches`: token counts of its branches. `reference`: the picture to compare with, if the
-    result is put back on its source. `layers`: what its `pixels` are the sum of, if it has layers.
+    `branches`: token counts of its branches. `layers`: what its `pixels` are the sum of, if it has
+    layers.
     """
 
     branches: Sequence[BranchTokens] = ()
-    reference: Pixels | None = None
-    pixels: Pixels | None = None
     layers: Sequence[Pixels] = ()
 
 
@@ -88,11 +86,9 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
 
     def write(self, done: EditRequest, folder: JobFolder) -> Sequence[OutputFile]:
         """Write the layers first, if it has some: where its picture is, all of them are."""
-        assert done.pixels is not None, "it is decoded"
         said = {"model_name": self._resident().card.name}
         layers = write_layers(done, folder, done.layers, self._config, **said)
-        picture = write_drawn(done, folder, done.pixels, done.reference, self._config, **said)
-        return (picture, *layers)
+        return (write_drawn(done, folder, self._config, **said), *layers)
 
     def line_fields(self, done: EditRequest) -> dict[str, Any]:
         reuse = None

@@ -22,7 +22,7 @@ from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.kept_latents import find_begun
+from hyimg_cli.journal.kept_latents import find_begun_parts
 from hyimg_cli.journal.keys import confirm_dtype, source_digests
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
 from hyimg_cli.media.images import Digests
@@ -92,7 +92,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         is_new = self.model != model or not self._is_loaded
         if is_new:
             self.release()
-        left = self._not_denoised(jobs, folder)
+        drawings: list[Any] = [part for job in jobs for part in job.parts]
+        left = self._not_denoised(drawings, folder)
         needs_room = bool(left) and not self._denoises
         with memory_guard(model, left, self._config) if needs_room else nullcontext():
             # Open the checkpoint, with none of its weights in memory yet.
@@ -324,7 +325,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         if folder is None:
             return list(jobs)
         left = [job for job in jobs if (folder.folder, job) not in self._denoised]
-        begun = find_begun(folder, left, self._config)
-        done = {name for name, one in begun.items() if one.is_denoised}
-        self._denoised |= {(folder.folder, job) for job in left if job.custom_id in done}
-        return [job for job in left if job.custom_id not in done]
+        begun = find_begun_parts(folder, left, self._config)
+        done = {job for job, one in begun.items() if one.is_denoised}
+        self._denoised |= {(folder.folder, job) for job in done}
+        return [job for job in left if job not in done]

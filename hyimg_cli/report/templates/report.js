@@ -431,16 +431,17 @@ const hyimgReport = (() => {
       return node;
     });
   }
-  // What was measured; and of a photograph of which a part was drawn, that part: before, as it was
-  // drawn, and after, each pixel of the source a pixel. They scroll together.
+  // What was measured; and of a photograph of which a part was drawn, that part.
   function proof(job) {
     const words = job.proof ? [make("p", { className: "proof" }, job.proof)] : [];
-    if (!job.crop || uris) return words;
-    const [[, [left, top, right, bottom]], [, inner] = []] = job.crop.frames;
+    return job.crop && !uris ? [...words, ...job.crop.parts.map((part) => drawnPart(job, part))] : words;
+  }
+  // A crop before, as it was drawn, and after, each pixel of the source a pixel. They scroll together.
+  function drawnPart(job, { crop: [left, top, right, bottom], middle, redraw }) {
     const size = [right - left, bottom - top], result = all(job, "outputs")[0], whole = [result.width, result.height];
     const panes = [
       ["before", all(job, "sources")[job.crop.source], whole, [left, top]],
-      ["redraw", job.redraw, size, [0, 0]],
+      ["redraw", redraw, size, [0, 0]],
       ["after", result, whole, [left, top]],
     ].filter(([, picture]) => picture).map(([name, picture, of, from]) => {
       const shown = image(picture, picture.link, `${name}, at 100 %`, false);
@@ -454,8 +455,8 @@ const hyimgReport = (() => {
     for (const one of each)
       one.addEventListener("scroll", () => each.forEach((other) => { other.scrollTop = one.scrollTop; other.scrollLeft = one.scrollLeft; }));
     // The middle of the region comes first.
-    if (inner) requestAnimationFrame(() => each.forEach((one) => one.scrollTo((inner[0] + inner[2]) / 2 - left - one.clientWidth / 2, (inner[1] + inner[3]) / 2 - top - one.clientHeight / 2)));
-    return [...words, make("div", { className: "parts" }, ...panes)];
+    if (middle) requestAnimationFrame(() => each.forEach((one) => one.scrollTo((middle[0] + middle[2]) / 2 - left - one.clientWidth / 2, (middle[1] + middle[3]) / 2 - top - one.clientHeight / 2)));
+    return make("div", { className: "parts" }, ...panes);
   }
   // As large as the window lets it be, in the shape of the result.
   function shaped(node, job) {
@@ -521,7 +522,7 @@ const hyimgReport = (() => {
       job.phases ? fold("phases", list(job.phases)) : null,
       job.settings ? fold("settings", list(job.settings)) : null,
       ...(uris ? [] : all(job, "outputs").filter((one) => one.link).map((one) => file(one, one.layer ? `: layer ${one.layer}, from the lowest` : ""))),
-      job.redraw ? file(job.redraw, ": what the model drew") : null,
+      ...all(job, "redraws").map((drawn) => file(drawn, ": what the model drew")),
     ].filter(Boolean);
   }
 
