@@ -11,6 +11,7 @@ from hyimg_cli.cli.request import request_of
 from hyimg_cli.engine.preparation import Refusals, preview
 from hyimg_cli.engine.sources import faults
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.loading.hub import stays_local
 from hyimg_cli.scoring.best_of import first_run
 from hyimg_cli.spec.units import counted
 
@@ -18,6 +19,7 @@ from hyimg_cli.spec.units import counted
 SOME_FAIL = 1
 
 
+@stays_local()
 def check(ctx: typer.Context) -> None:
     """Check a manifest and report every error. Exit code 2 or 3: it would not run; 1: some source
     images are unreadable.

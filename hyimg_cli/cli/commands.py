@@ -32,7 +32,7 @@ COMMANDS = (
         "report",
         "export",
     ),
-    *("info", "replay", "doctor", "eval", "bench", "cache", "schema", "explain"),
+    *("pull", "info", "replay", "doctor", "eval", "bench", "cache", "schema", "explain"),
 )
 
 

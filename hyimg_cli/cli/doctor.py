@@ -13,12 +13,14 @@ from hyimg_cli.doctor.check import is_ready, run_checks
 from hyimg_cli.doctor.checks import BY_NAME, CHECKS, RANKS
 from hyimg_cli.doctor.models import model_name
 from hyimg_cli.errors import UsageError
+from hyimg_cli.loading.hub import stays_local
 from hyimg_cli.spec.units import time_text
 
 NOT_READY = 3
 
 
 @o.takes(*o.settings_for("doctor"))
+@stays_local()
 def doctor(
     ctx: typer.Context,
     what: str | None = typer.Argument(

@@ -15,6 +15,7 @@ from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.forecast import forecast
 from hyimg_cli.engine.preparation import preview
 from hyimg_cli.errors import MachineError
+from hyimg_cli.loading.hub import stays_local
 from hyimg_cli.scoring.best_of import first_run
 from hyimg_cli.spec.units import bytes_text, counted
 
@@ -27,6 +28,7 @@ def plan(ctx: typer.Context) -> None:
     raise typer.Exit(show_plan(ctx))
 
 
+@stays_local()
 def show_plan(ctx: typer.Context) -> int:
     """Print the plan for the remaining jobs and return the exit code; writes no files."""
     given = ctx.params

@@ -16,6 +16,7 @@ from hyimg_cli.doctor.check import Check
 from hyimg_cli.engine import runner
 from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
+from hyimg_cli.loading import hub
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
@@ -104,7 +105,7 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
 
     The first run may still download a hub checkpoint, but it cannot complete a folder.
     """
-    shown, is_of_hub = model_name(model), _is_hub_id(model)
+    shown, is_of_hub = model_name(model), hub.is_id(model)
     what = f"{shown}: {error.what}"
     if not is_of_hub:
         # Also report faults in the small files, in addition to those of the weights.
@@ -124,11 +125,11 @@ def _incomplete(model: str, error: CheckpointError, card: Callable[[], Card]) ->
     # For a video model, the sizes of the weights in its indexes.
     parts = facts.component_bytes if isinstance(facts, VideoCard) else [("", facts.weight_bytes)]
     needed = sum(count for _, count in parts)
-    found = f"{shown}: the first run downloads about {bytes_text(needed)}"
+    found = f"{shown}: its weights are not here, about {bytes_text(needed)}"
     found += f"; {bytes_text(free)} are free"
     if needed > free:
         return Check("failed", found, "set HF_HOME to a larger disk")
-    return Check("warning", found, f"download it now: hf download {model}")
+    return Check("warning", found, f"fetch it now: hyimg pull {model}")
 
 
 def image_memory(config: RunConfig) -> Check:
@@ -246,9 +247,4 @@ def _available(config: RunConfig) -> AvailableMemory:
 
 def model_name(model: str) -> str:
     """Return a hub id unchanged, or the last name of a folder."""
-    return model if _is_hub_id(model) else PurePath(model).name
-
-
-def _is_hub_id(model: str) -> bool:
-    is_path = model.startswith((".", "/", "~")) or os.path.isdir(os.path.expanduser(model))
-    return not is_path and model.count("/") == 1
+    return model if hub.is_id(model) else PurePath(model).name

@@ -74,19 +74,30 @@ def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:
     if not folder.is_dir():
         hint = "give the path of a folder with config.json and safetensors weights"
         raise fault("missing", "checkpoint folder not found", folder, hint)
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    if single.exists() and (stem == STEM or not _has_shards(index)):
-        return (single,)
-    if not index.exists():
+    there = {path.name for path in folder.iterdir() if path.exists()}
+    names = weight_names(folder, stem, there)
+    if not names:
         raise _no_weights(folder, stem)
-    names = sorted(set(_weight_map(index).values()))
-    if strays := [name for name in names if Path(name).name != name]:
-        raise fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
     if missing := [name for name in names if not (folder / name).exists()]:
         refuse_dead_link(folder / missing[0])
         what = f"{len(missing)} of {len(names)} shards missing: {names_text(missing)}"
         raise fault("missing-shard", what, folder, _COPY_MISSING)
     return tuple(folder / name for name in names)
+
+
+def weight_names(folder: Path, stem: str, there: Collection[str]) -> list[str]:
+    """Return the names of the files of weights that are read, of the files that are `there`.
+
+    The index of shards, if any, is in `folder`. Empty without files and an index. Raises
+    CheckpointError for a wrong index.
+    """
+    single, index = f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if (single in there and stem == STEM) or not index.exists():
+        return [single] if single in there else []
+    shards = sorted(set(_weight_map(index).values()))
+    if strays := [name for name in shards if Path(name).name != name]:
+        raise fault("index", f"the index names a file outside the folder: {strays[0]!r}", index)
+    return [single] if single in there and {*shards}.isdisjoint(there) else shards
 
 
 def tensor_index(folder: Path, stem: str = STEM) -> dict[str, TensorInfo]:
@@ -306,12 +317,6 @@ def _weight_map(path: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError) as error:
         what = "the index is not JSON with a weight_map from tensors to files"
         raise fault("index", what, path) from error
-
-
-def _has_shards(index: Path) -> bool:
-    return index.exists() and any(
-        (index.parent / one).exists() for one in _weight_map(index).values()
-    )
 
 
 def _no_weights(folder: Path, stem: str) -> CheckpointError:

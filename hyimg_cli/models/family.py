@@ -5,7 +5,7 @@ All of this is known before weights are loaded, and without torch; only `load` i
 knows the name of a family.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -142,9 +142,10 @@ class Family:
     The functions take its folder and raise CheckpointError. A folder is one of the family's
     checkpoints if it `marks` it, or if its `config.json` names the family as `model_type`. `open`
     reads the small files; weights may be missing. `tensors` reads the headers of each component's
-    files. `check_headers` raises for faults of the files that headers show, without torch; if it is
-    None, `tensors` does. `refuse_wrong` raises what loading would raise for the files. `reading`
-    tells which files are read, if known. If a family `takes_components`, all but `marks` and
+    files; `weights` gives the folder and the stem of these files, by the small files alone.
+    `check_headers` raises for faults of the files that headers show, without torch; if it is None,
+    `tensors` does. `refuse_wrong` raises what loading would raise for the files. `reading` tells
+    which files are read, if known. If a family `takes_components`, all but `marks`, `weights` and
     `reading` accept a second folder, with the checkpoint's text encoder and VAE.
 
     `follows`: settings that this family follows and not every family of its kind does, or
@@ -160,6 +161,9 @@ class Family:
     tensors: Callable[..., Mapping[str, Mapping[str, TensorInfo]]] = lambda folder: {
         "model": checkpoint.tensor_index(folder)
     }
+    weights: Callable[[Path], Iterable[tuple[Path, str]]] = lambda folder: [
+        (folder, checkpoint.STEM)
+    ]
     refuse_wrong: Callable[..., object] = lambda folder: None
     check_headers: Callable[..., object] | None = None
     reading: Callable[[Path], Reading | None] = lambda folder: None

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.errors import CheckpointError, UsageError
-from hyimg_cli.loading import checkpoint
+from hyimg_cli.loading import checkpoint, hub
 from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.mistyped import nearest_path
-from hyimg_cli.models import licences, lora_files, nearby, releases, whole
+from hyimg_cli.models import fetching, licences, lora_files, nearby, releases, whole
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import JobKind, ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -74,17 +74,22 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
             hint = near
         what = f"checkpoint folder not found: {model}"
         raise CheckpointError(what, hint=hint, code="checkpoint.missing")
-    return _fetched(model, revision, with_weights=with_weights)
+    return fetching.fetch(model, revision, _family, with_weights=with_weights)
 
 
-def in_cache(model: str, revision: str | None = None) -> Path | None:
-    """Return a hub id's folder in the local cache, or None; without network access."""
-    from huggingface_hub import snapshot_download
+def fetch(model: str, revision: str | None = None) -> Path:
+    """Fetch all files of a hub id that are read into the hub's cache; return its folder there."""
+    return fetching.fetch(model, revision, _family)
 
-    try:
-        return Path(snapshot_download(model, revision=revision, local_files_only=True))
-    except (OSError, ValueError):
-        return None
+
+def write_skeleton(listing: hub.Listing, folder: Path) -> dict[str, list[str]]:
+    """Write a checkpoint without numbers; see `fetching.write_skeleton`."""
+    return fetching.write_skeleton(listing, folder, _family)
+
+
+def makes(folder: Path) -> JobKind:
+    """Return what the checkpoint in a folder makes."""
+    return _family(folder).makes
 
 
 def licence(model: str, revision: str | None = None) -> str:
@@ -96,7 +101,7 @@ def licence(model: str, revision: str | None = None) -> str:
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         folder = _ASSETS / model
     elif not folder.is_dir():
-        folder = in_cache(model, revision) or folder
+        folder = hub.cached(model, revision) or folder
     found = licences.licence_in(folder)
     return licences.licence_of_release(public_model(model)) if found == licences.UNKNOWN else found
 
@@ -218,11 +223,19 @@ def check_headers(models: Iterable[str], choice: ModelChoice, store: DiskStore) 
             if not _may_come(error, model, folder):
                 raise
             what = "they are not compared with its configuration"
-            said.append(f"the weights of {model} are not here: {what}")
+            more = f"; hyimg pull {model} fetches them" if hub.is_id(model) else ""
+            said.append(f"the weights of {model} are not here: {what}{more}")
             continue
         if model not in (EMBEDDED, EMBEDDED_VIDEO):
             whole.refuse_wrong(family, folders, store)
     return said
+
+
+def check_complete(model: str, choice: ModelChoice, store: DiskStore) -> None:
+    """Raise the error with which loading a checkpoint would fail, also if weights are missing."""
+    family = _family(folder := resolve_model(model, choice.revision, with_weights=False))
+    (family.check_headers or family.tensors)(folder)
+    whole.refuse_wrong(family, (folder,), store)
 
 
 def _may_come(error: CheckpointError, model: str, folder: Path) -> bool:
@@ -231,7 +244,7 @@ def _may_come(error: CheckpointError, model: str, folder: Path) -> bool:
     It fetches those of a hub id. Into a folder they must be copied: an index promises them, and
     none is there.
     """
-    if not os.path.isdir(os.path.expanduser(model)):
+    if hub.is_id(model):
         return error.code in NOT_FETCHED and not os.environ.get("HF_HUB_OFFLINE")
     is_promised = error.code == "checkpoint.missing-shard"
     return is_promised and not any(folder.rglob("*.safetensors"))
@@ -328,22 +341,3 @@ def refuse_unfollowed(choice: ModelChoice, makes: JobKind = "pictures", **parts:
                 hint="remove it",
                 code="usage.not-followed",
             )
-
-
-def _fetched(model: str, revision: str | None, *, with_weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    # Code files are not fetched: a checkpoint's code is never executed.
-    # The patterns match in component folders too, where tokenizers have files of other kinds.
-    small = ["README.md", "*.json", "system_prompt.py", "*.jinja", "*.txt", "*.model"]
-    patterns = [*small, *(["*.safetensors"] if with_weights else [])]
-    try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises a family of its own, OSError and ValueError
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise CheckpointError(
-            f"{model} is neither a folder nor in the hub's cache{offline}: {type(error).__name__}",
-            hint="check the name and the connection, or give the path of a downloaded checkpoint",
-            code="checkpoint.missing",
-            retryable=True,
-        ) from None

@@ -22,6 +22,7 @@ from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.runner import Summary
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.loading import hub
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import OutputConfig, RunConfig
 from hyimg_cli.spec.events import ModelLoaded, ModelLoading, Outcome
@@ -510,7 +511,7 @@ def test_a_file_has_no_model_fetched(
 ) -> None:
     """A hub id is taken as the cache has it; nobody is asked, and the next file says the id."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(registry, "_fetched", lambda *_, **__: pytest.fail("it was fetched"))
+    monkeypatch.setattr(hub, "listed", lambda *_, **__: pytest.fail("it was fetched"))
     file = record(model="acme/tiny")
     ran = run_cli("replay", file, "--allow-changed")
     assert ran.code == 2

@@ -272,7 +272,7 @@ def test_what_is_not_fetched_yet(
     found = models.image_checkpoint(one)
     assert (found.status, found.hint) == (
         "warning",
-        "download it now: hf download somebody/unfetched",
+        "fetch it now: hyimg pull somebody/unfetched",
     )
     assert "166.0 GB; 1000.0 GB are free" in found.found
     with_free(monkeypatch, 1e9)

@@ -15,6 +15,7 @@ from typing import Any
 
 from hyimg_cli.errors import ManifestError, UsageError
 from hyimg_cli.journal.keys import by_graphs, file_digest
+from hyimg_cli.loading import hub
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
 from hyimg_cli.measure.replay.run_folder import TITLE, read_resolved, run_of
@@ -127,7 +128,7 @@ class _Search:
         if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
             return recorded
         if _HUB_ID.fullmatch(recorded):
-            if (cached := registry.in_cache(recorded, self.wishes.revision)) is not None:
+            if (cached := hub.cached(recorded, self.wishes.revision)) is not None:
                 return str(cached)
             name = shown(recorded).strip('"')
             if os.path.isdir(recorded):

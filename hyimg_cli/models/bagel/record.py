@@ -54,6 +54,7 @@ FAMILY = Family(
         "model": checkpoint.tensor_index(folder, WEIGHTS),
         "vae": checkpoint.tensor_index(folder, VAE_WEIGHTS),
     },
+    weights=lambda folder: [(folder, WEIGHTS), (folder, VAE_WEIGHTS)],
     refuse_wrong=_refuse_wrong,
     follows=frozenset({"vae_dtype=float32", "keep_quantized", "require_kv_reuse"}),
 )

@@ -432,5 +432,6 @@ FAMILY = Family(
     fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
     tensors=lambda folder: read_layout(folder).tensors(),
     check_headers=lambda folder: check_headers(read_layout(folder)),
+    weights=lambda folder: read_layout(folder).weights(),
     refuse_wrong=_refuse_wrong,
 )

@@ -244,6 +244,10 @@ class CheckpointLayout:
         facts = {"format": _ENCODING_FORMAT, "family": self.family, "dtype": dtype}
         return digest.of_json({**facts, "device": device, "libraries": _libraries(), **parts})
 
+    def weights(self) -> list[tuple[Path, str]]:
+        """Return the folder and the stem of each component's weight files."""
+        return [(part.folder, part.stem) for part in self.components.values() if part.has_weights]
+
     def tensors(self) -> dict[str, dict[str, checkpoint.TensorInfo]]:
         """Return the headers of each component's weight files."""
         return {n: part.tensors() for n, part in self.components.items() if part.has_weights}

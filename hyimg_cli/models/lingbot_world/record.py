@@ -191,5 +191,6 @@ FAMILY = Family(
     fingerprint=lambda folder, *components: read_layout(folder, *components).fingerprint(NAME),
     tensors=lambda folder, *components: read_layout(folder, *components).tensors(),
     check_headers=lambda folder, *components: check_headers(read_layout(folder, *components)),
+    weights=lambda folder: read_layout(folder).weights(),
     refuse_wrong=_refuse_wrong,
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from tiny_video import TINY_VIDEO, write_wan
 
@@ -304,26 +303,3 @@ def test_the_fingerprint_follows_every_part(copied: Path, name: str) -> None:
     is_weights = name.endswith("safetensors")
     (copied / name).write_bytes(data[:-1] + b"\x11" if is_weights else data + b" ")
     assert FAMILY.fingerprint(copied) != before
-
-
-@pytest.mark.parametrize("with_weights", [True, False])
-def test_a_hub_checkpoint_brings_every_components_files(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, with_weights: bool
-) -> None:
-    """The patterns given to the hub's client, applied as it applies them."""
-    asked: list[list[str]] = []
-
-    def snapshot(_model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append(allow_patterns)
-        return str(copied)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    (copied / "own.py").write_text("")
-    (copied / "vae" / "own.py").write_text("")
-    assert registry.resolve_model("someone/video", with_weights=with_weights) == copied
-    names = [str(file.relative_to(copied)) for file in copied.rglob("*") if file.is_file()]
-    fetched = set(filter_repo_objects(names, allow_patterns=asked[0]))
-    left = {"own.py", "vae/own.py"}
-    weights = {name for name in names if name.endswith(".safetensors")}
-    assert len(weights) == 4
-    assert fetched == set(names) - left - (set() if with_weights else weights)
