@@ -11,6 +11,7 @@ RELEASES = (
     "Qwen/Qwen-Image-Edit-2511",
     "Qwen/Qwen-Image-Edit",
     "Qwen/Qwen-Image",
+    "Qwen/Qwen-Image-Layered",
     "Qwen/Qwen-Image-2.1",
     "black-forest-labs/FLUX.2-klein-4B",
     "black-forest-labs/FLUX.2-klein-9B",

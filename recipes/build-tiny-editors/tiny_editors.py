@@ -88,7 +88,9 @@ def write(folder: Path, kind: str, **others: Any) -> Path:
     make = (makers | {"longcat": _longcat})[kind.split("-")[0]]
     make = _qwen21 if "2.1" in kind else make
     getattr(diffusers, PIPELINES[kind])(**make(kind) | others).save_pretrained(folder)
-    card = {"name": f"tiny-{kind}", "trained": False, "base_size": 96}
+    card: dict[str, Any] = {"name": f"tiny-{kind}", "trained": False}
+    if kind != "qwen-image-layered":  # the library draws layers in two areas only
+        card["base_size"] = 96
     (folder / "card.json").write_text(json.dumps(card) + "\n")
     return folder
 

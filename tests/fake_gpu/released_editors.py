@@ -19,6 +19,7 @@ TINY = {
     "QwenImagePipeline": "qwen-image",
     "QwenImageEditPipeline": "qwen-image-edit",
     "QwenImageEditPlusPipeline": "qwen-image-edit-plus",
+    "QwenImageLayeredPipeline": "qwen-image-layered",
     "QwenImage21Pipeline": "qwen-image-2.1",
     "Flux2KleinPipeline": "klein",
     "Flux2KleinKVPipeline": "klein-kv",

@@ -35,11 +35,6 @@ def load_classic(folder: Path) -> Any:
     pipeline = getattr(diffusers, name).from_pretrained(folder)
     copy_weights(pipeline)
     pipeline.set_progress_bar_config(disable=True)
-    # Products of weights that a file's header moved off a multiple of 64 bytes round differently.
-    networks = (one for one in pipeline.components.values() if isinstance(one, torch.nn.Module))
-    for tensor in (one for network in networks for one in network.parameters()):
-        if tensor.data_ptr() % 64:
-            tensor.data = tensor.data.clone()
     return pipeline
 
 
