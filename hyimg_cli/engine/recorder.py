@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import filterfalse
 from typing import Any
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import JobFolder
 from hyimg_cli.journal.keys import file_digest, finishing_key, key_of, model_print
 from hyimg_cli.manifest.envelope import warnings_of
-from hyimg_cli.media.images import BLANK
+from hyimg_cli.media.images import is_warning
 from hyimg_cli.pipelines.failures import FailureLimit, failed_job, with_retries
 from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
@@ -138,7 +139,7 @@ class Recorder:
         """Return the line fields of a job that was at work, however it ended."""
         job, clock = work.job, work.clock
         self._attempts[job.custom_id] += 1
-        ignored, blank = warnings_of(json.loads(job.extra_json)), [BLANK] if BLANK in notes else []
+        ignored, said = warnings_of(json.loads(job.extra_json)), dict.fromkeys(notes)
         return {
             "timings_s": _rounded(clock.timings_s()),
             "share_s": _rounded(clock.share_s()),
@@ -150,8 +151,8 @@ class Recorder:
             "finishing_key": finishing_key(job, self._config.output),
             "source_sha256": tuple(digests) or None,
             "model_sha256": model_print(job, self._config),
-            "warnings": tuple(dict.fromkeys((*warnings, *blank, *ignored))),
-            "notes": tuple(note for note in dict.fromkeys(notes) if note != BLANK),
+            "warnings": tuple(dict.fromkeys((*warnings, *filter(is_warning, said), *ignored))),
+            "notes": tuple(filterfalse(is_warning, said)),
         }
 
     def _append(self, outcome: Outcome) -> JobEnded:

@@ -194,9 +194,11 @@ def examine(
         line = job.source_line
         if isinstance(job, ImageJob) and job.finds_region and (not finds_regions or links_of(job)):
             # NOTE: a draft cannot be drawn from a result that is not there yet.
-            what = "the region's own resolution needs a region"
-            place = f"{line}: region_size"
-            unfit[line] = fault("missing-field", what, place, "give a region")
+            what, hint = "the region's own resolution needs a region", "give a region"
+            if names := links_of(job):
+                why = f'the result of "{names[0]}" is not drawn yet, so no draft can find one'
+                what, hint = f"{what}: {why}", f"{hint}, or leave out region_size"
+            unfit[line] = fault("missing-field", what, f"{line}: region_size", hint)
             continue
         try:
             registry.check(job, revision, settings["video_components"].value)

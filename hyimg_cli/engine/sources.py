@@ -221,6 +221,8 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
         if error.code != _MISSING:
             return error
         hint = "give the path of a mask (relative to the manifest), or LEFT,TOP,RIGHT,BOTTOM"
+        if address_of(outside.mask):
+            hint = "give the address of one mask: a folder of masks must be on this machine"
         what = "the region's mask is not found"
         return SourceImageError(what, where=outside.mask, hint=hint, code=_MISSING)
     return None

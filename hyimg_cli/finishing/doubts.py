@@ -30,6 +30,9 @@ _FINE, _WINDOW, _CONTRAST, _ALIKE, _LEAST_SEEN = 6.0, 14.0, 2.5, 0.5, 0.03
 # A plain background is a smooth surface to within these levels in most of it. A shadow is darker by
 # this, without detail, along this part of the outline.
 _PLAIN, _MOST, _DARKER, _SMOOTH, _LEAST_SHADE = 2.5, 0.6, 6.0, 3.0, 0.05
+# Glass is darker than a plain background, too: no cell this near to one through which the source
+# shows counts as a shadow.
+_BESIDE = 3
 # Parts without detail are looked for at about this side. They have less contrast than this in the
 # source and in the redraw, keep colours to within these levels and this fraction of them, are not
 # black or white, and cover this part of the picture.
@@ -48,10 +51,12 @@ def background_doubts(edit: Edit, drawn: Pixels) -> tuple[str, ...]:
     if edit.kind != "background":
         return ()
     found, outline = [], _Outline(edit)
-    if (share := outline.see_through()) > _LEAST_SEEN:
+    seen = outline.see_through()
+    if (share := outline.part_of(seen)) > _LEAST_SEEN:
         where = f"{share:.0%} of its outline"
         found.append(f"the source shows next to what was kept ({where}): check hair and glass")
-    if (share := outline.shaded()) > _LEAST_SHADE:
+    apart = ~ndimage.binary_dilation(seen, np.ones((3, 3)), iterations=_BESIDE)
+    if (share := outline.part_of(outline.shaded() & apart)) > _LEAST_SHADE:
         where = f"{share:.0%} of its outline"
         found.append(f"the new background is darker next to what was kept ({where}): a shadow?")
     return tuple(found)
@@ -92,37 +97,46 @@ class _Outline:
         self._behind = (away > near) & edit.motion.inside(edit.mask.shape, near)
         self._ring = self._behind & (away <= far)
         side = max(6, round(_CELL * self._scale))
-        self._cell = y // side * edit.mask.shape[1] + x // side
+        rows, columns = (-(-length // side) for length in edit.mask.shape)
+        self._shape, self._cell = (rows, columns), y // side * columns + x // side
         self._own, self._drawn = luma(edit.reference), luma(edit.drawn)
 
-    def see_through(self) -> float:
-        """Return the part of the outline next to which the redraw has the source's detail."""
+    def see_through(self) -> Mask:
+        """Return the cells of the outline next to which the redraw has the source's detail."""
         both, ring = np.stack([self._own, self._drawn]), numbers(self._ring)
         fine = (both - spread(both, ring, _FINE * self._scale)[0]) * ring
         products = np.stack([fine[0] * fine[0], fine[1] * fine[1], fine[0] * fine[1]])
         (own, drawn, common), _ = spread(products, ring, _WINDOW * self._scale)
         seen = common > _ALIKE * np.sqrt(own * drawn)
-        return self._part(seen & (np.minimum(own, drawn) > _CONTRAST**2))
+        return self._cells(seen & (np.minimum(own, drawn) > _CONTRAST**2))
 
-    def shaded(self) -> float:
-        """Return the part of the outline with a shadow next to it; 0 before other than plain."""
+    def shaded(self) -> Mask:
+        """Return the cells of the outline with a shadow next to them; none if not before plain."""
+        none = np.zeros(self._shape, bool)
         if not self._behind.any():
-            return 0.0
+            return none
         darker = _surface(self._drawn, self._behind) - self._drawn
         if float(np.quantile(np.abs(darker[self._behind][::7]), _MOST)) > _PLAIN:
-            return 0.0
+            return none
         ring, sigma = numbers(self._ring), _FINE * self._scale
         smooth = spread(darker[None], ring, sigma / 2)[0]
         fine = spread(np.square(darker - smooth), ring, sigma)[0][0]
-        return self._part((smooth[0] > _DARKER) & (fine < _SMOOTH**2))
+        return self._cells((smooth[0] > _DARKER) & (fine < _SMOOTH**2))
 
-    def _part(self, marked: Mask) -> float:
-        """Return the part of the outline's cells that have enough marked pixels next to them."""
-        _, cell, count = np.unique(self._cell[self._ring], return_inverse=True, return_counts=True)
-        if not count.size:
-            return 0.0
-        hits = np.bincount(cell, marked[self._ring], len(count))
-        return float((hits > _LEAST_PART * count).mean())
+    def part_of(self, cells: Mask) -> float:
+        """Return the part of the outline that these cells are."""
+        return float(cells.sum() / max(1, np.count_nonzero(self._counts())))
+
+    def _cells(self, marked: Mask) -> Mask:
+        """Return the outline's cells [rows, columns] with enough marked pixels next to them."""
+        count = self._counts()
+        return np.asarray((count > 0) & (self._counts(marked) > _LEAST_PART * count))
+
+    def _counts(self, marked: Mask | None = None) -> Plane:
+        """Return the number of pixels next to each cell, of all or of the marked ones."""
+        weights = None if marked is None else marked[self._ring]
+        count = np.bincount(self._cell[self._ring], weights, self._shape[0] * self._shape[1])
+        return np.asarray(count).reshape(self._shape)
 
 
 def _surface(plane: Plane, where: Mask) -> Plane:

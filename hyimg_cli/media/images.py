@@ -41,8 +41,8 @@ _PLAIN_MODES = {"RGB", "L", "1", "I", "I;16", "I;16B", "I;16L", "I;16N", "F"}
 _MODE_NAMES = {"P": "palette", "PA": "palette", "LA": "grey with alpha"}
 # The note on a source with transparent parts.
 _ON_WHITE = "transparency composited on white"
-# The note on a source that shows nothing: its job warns.
-BLANK = "the picture is transparent everywhere"
+# The note on a source that shows nothing.
+_BLANK = "the picture is transparent everywhere"
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,11 @@ def probe_image(path: Path, *, decode: bool = True) -> tuple[Size, tuple[str, ..
         # A TIFF's size already accounts for its orientation.
         is_on_side = image.format != "TIFF" and _orientation(image) in _SIDEWAYS
         return Size(*(size if is_on_side else size[::-1])), notes
+
+
+def is_warning(note: str) -> bool:
+    """Return True for a note on a source that somebody must look at."""
+    return note == _BLANK
 
 
 def size_of(path: str) -> Size:
@@ -306,7 +311,7 @@ def read_upright(path: Path, image: ImageFile.ImageFile) -> Upright:
         f"damaged or very large metadata skipped: {image.info.get(SKIPPED)}": SKIPPED in image.info,
         f"{_MODE_NAMES.get(mode, mode)} converted to RGB": not is_plain,
         "its alpha is 0 everywhere, so it is read as opaque": is_opaque,
-        BLANK: is_unseen and not is_opaque,
+        _BLANK: is_unseen and not is_opaque,
         **dict.fromkeys(colours.notes, True),
         _ON_WHITE: own.mode == "RGBA",
     }

@@ -58,8 +58,8 @@ _BATCH_RUN = re.compile(r"(batch_[0-9a-f]{24})/run")
 _PER_FILE = 200
 # After a refresh, the page of a run waits for so many times as long as that took.
 PAUSE = 100
-# For a refresh, and so at most every 20 s.
-_THUMBNAILS_S = 0.2
+# Processor seconds: for a refresh, and so at most every 20 s; and for the last one.
+_THUMBNAILS_S, _LAST_THUMBNAILS_S = 0.2, 3.0
 # The facts of a result's edit that the top of the page counts.
 _COUNTED = ("kind", "gates")
 logger = logging.getLogger(__name__)
@@ -210,7 +210,8 @@ class LivePage:
         began = time.thread_time()
         try:
             self._page = self._page or RunPage(self._folder)
-            return self._page.refresh(is_running=is_running, thumbnails_s=_THUMBNAILS_S)
+            most_s = _THUMBNAILS_S if is_running else _LAST_THUMBNAILS_S
+            return self._page.refresh(is_running=is_running, thumbnails_s=most_s)
         finally:
             last_s = time.thread_time() - began
             self._spent_s += last_s

@@ -139,6 +139,12 @@ REFUSED = [
     ((A, B | {"keep_outside": True}), 2, 'the size of "a" is not known before the run', "a size"),
 ]
 REFUSED_TOO = [
+    (
+        (A | {"size": "64x64"}, B | {"keep_outside": True, "region_size": "native"}),
+        2,
+        'the result of "a" is not drawn yet, so no draft can find one',
+        "leave out region_size",
+    ),
     ((A | {"custom_id": "cat"}, line("b", "@cta")), 2, 'no result has the id "cta"', "@cat"),
     ((A | {"matrix": {"guidance_scale": [2, 3]}}, B), 2, 'the id "a"', "@a-guidance_scale-2"),
     ((line("b", "@b"),), 1, "a result cannot be made from itself: @b → @b", "earlier"),

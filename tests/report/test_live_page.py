@@ -11,8 +11,9 @@ from PIL import Image
 from report.folders import asked, done, write_run
 from report.test_run_page import index, large, records
 
-from hyimg_cli.report import run_page
+from hyimg_cli.report import run_page, thumbnails
 from hyimg_cli.report.run_page import PAUSE, LivePage
+from hyimg_cli.report.thumbnails import small
 from hyimg_cli.spec.events import JobEnded, Outcome, Progress
 
 DONE = JobEnded(Outcome("a", "done", key=""))
@@ -173,3 +174,28 @@ def test_a_damaged_small_picture_is_named_when_the_page_is_made(tmp_path: Path) 
     _append(out / "results.jsonl")
     assert LivePage(out).close()
     assert "gone" in records(out)[0]["outputs"][0]
+
+
+def test_the_last_page_of_a_short_run_has_all_thumbnails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 0.15 s; the run ends before the page could be made in between."""
+    clock, out = Clock(monkeypatch), large(tmp_path / "out")
+
+    def slow(file: Path, side: int) -> Image.Image:
+        clock.work_s += 0.15
+        return small(file, side)
+
+    monkeypatch.setattr(thumbnails, "small", slow)
+    page = LivePage(out)
+    for n in range(4):
+        Image.new("RGB", (1000, 750), (20 * n, 9, 9)).save(out / "outputs" / f"{n}.png")
+        line = done("a") | {"custom_id": f"n{n}"}
+        line["outputs"] = [line["outputs"][0] | {"path": f"outputs/{n}.png", "sha256": f"{n}" * 64}]
+        with open(out / "results.jsonl", "a") as journal:
+            journal.write(json.dumps(line) + "\n")
+    page.look(DONE)
+    settled(page)
+    assert index(out)["files"] == [[5, 4]]
+    page.close()
+    assert index(out)["files"] == [[5, 0]]
