@@ -11,10 +11,12 @@ from hyimg_cli.finishing.planes import (
     Mask,
     Plane,
     around,
+    beyond_of,
     blurred,
     distance_to,
     length,
     opponent,
+    range_within,
     resized,
     scale_of,
     within,
@@ -24,9 +26,13 @@ from hyimg_cli.finishing.ring_cells import RingCells
 # The surroundings are this far from the edit, per megapixel.
 _RING, _SMOOTH = (3.0, 16.0), 1.5
 # An edit goes on beyond a region if it reaches this far out, per megapixel, and differs by more
-# than this there: a found edit has a faint rim of six pixels, but not more. It is cut off if it
-# does so along more than this part of the region's border.
-_BEYOND, _THICK, _CUT, _CUT_STEP = 8.0, 3.0, 0.02, 7.0
+# than this there, and than this part of its median inside: a found edit has a faint rim. It is cut
+# off if it does so along more than this part of the region's border.
+_BEYOND, _THICK, _CUT, _CUT_STEP, _PART_OF_EDIT = 8.0, 3.0, 0.01, 3.5, 0.35
+# There, differences are compared at this scale, and only beyond the levels that the source has
+# within a pixel. Texture that the redraw draws anew is finer, and edges that it moved or sharpened
+# stay within a wider range: stars and strands are no edit that goes on.
+_COARSE, _NEAR, _FAR = 4.0, (1, 0.0), (2, 0.25)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Seam:
     that its cells share; `step`, the difference of a cell, of which nine in ten have less. `own`:
     the source's own variation in such a cell. All are None if nothing is around the edit. `cut`:
     the part of the region's border where the edit goes on beyond it; `cut_step`: the difference
-    just beyond.
+    just beyond, without what redrawn texture and moved edges explain.
     """
 
     cast: float | None
@@ -112,5 +118,17 @@ def _cut(edit: Edit, allowed: Mask) -> tuple[float, float]:
     if not crossed.any():
         return 0.0, 0.0
     just_beyond = beyond & within(allowed, reach + max(2.0, _THICK * scale))
-    apart = length(opponent(blurred(edit.drawn - edit.reference, 1.0)))[just_beyond]
-    return float(crossed.sum() / border.sum()), float(np.quantile(apart, 0.75))
+    unlike = _unlike(edit, scale)
+    step = float(np.quantile(unlike[just_beyond], 0.75))
+    if step < _PART_OF_EDIT * float(np.median(unlike[edit.found & allowed])):
+        return 0.0, 0.0
+    return float(crossed.sum() / border.sum()), step
+
+
+def _unlike(edit: Edit, scale: float) -> Plane:
+    """Return the difference [Y, X] that neither redrawn texture nor moved edges explain."""
+    own, other = (
+        blurred(opponent(levels), _COARSE * scale) for levels in (edit.reference, edit.drawn)
+    )
+    near, far = (length(beyond_of(other, *range_within(own, *how))) for how in (_NEAR, _FAR))
+    return np.asarray(near * (far > 0))

@@ -15,9 +15,9 @@ from hyimg_cli.finishing.seam import Seam, seam_of
 
 
 @cache
-def made(kind: str) -> Case:
-    source = fitted(photograph("coffee.png"), (400, 600))
-    return case(kind, kind, source, np.random.default_rng(5), 0.1e6)
+def made(kind: str, name: str = "coffee", seed: int = 5) -> Case:
+    source = fitted(photograph(f"{name}.png"), (400, 600))
+    return case(kind, kind, source, np.random.default_rng(seed), 0.1e6)
 
 
 def edit(one: Case, box: tuple[int, int, int, int] | None = None, mode: str = "limit") -> Edit:
@@ -39,6 +39,14 @@ def level(seam: Seam, name: str) -> float:
     value = getattr(seam, name)
     assert value is not None
     return float(value)
+
+
+def region(one: Case, wider: float) -> tuple[int, int, int, int]:
+    """Return the box of an edit, wider by a part of its sides."""
+    left, top, right, bottom = Image.fromarray(one.mask).getbbox() or (0, 0, 1, 1)
+    x, y = (round(wider * side / 2) for side in (right - left, bottom - top))
+    height, width = one.mask.shape
+    return max(0, left - x), max(0, top - y), min(width, right + x), min(height, bottom + y)
 
 
 @cache
@@ -69,18 +77,38 @@ def test_a_cast_that_was_not_undone_is_measured(levels: float) -> None:
     ],
 )
 def test_an_edit_that_goes_on_beyond_its_region_is_told(side: int, mode: str) -> None:
-    box = [*Image.fromarray(made("paste").mask).getbbox()]  # type: ignore[misc]
+    box, wider = region(made("paste"), 0), [*region(made("paste"), 0.05)]
     sides = [box[2] - box[0], box[3] - box[1]] * 2
-    wider = [
-        at + round(0.025 * of) * (-1 if n < 2 else 1)
-        for n, (at, of) in enumerate(zip(box, sides, strict=True))
-    ]
-    assert not seam(edit(made("paste"), tuple(wider), mode)).doubts
+    assert not seam(edit(made("paste"), region(made("paste"), 0.05), mode)).doubts
     wider[side] = box[side] + round(sides[side] / 3) * (1 if side < 2 else -1)
     found = seam(edit(made("paste"), tuple(wider), mode))
     assert found.doubts == (f"the edit goes on beyond the region ({found.cut:.0%} of its border)",)
     assert 0.02 < found.cut < 0.5
-    assert found.cut_step > 7
+    assert found.cut_step > 3.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "seed", "wider"),
+    [
+        ("motorcycle_left", "text", 3, 0.05),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in (
+                ("motorcycle_left", "text", 3, 0.2),
+                ("motorcycle_left", "recolour", 0, 0.05),
+                ("coffee", "fill", 0, 0.2),
+            )
+        ),
+    ],
+)
+def test_the_rim_of_an_edit_and_redrawn_texture_do_not_go_on(
+    name: str, kind: str, seed: int, wider: float
+) -> None:
+    one = made(kind, name, seed)
+    found = edit(one, region(one, wider))
+    assert found.allowed is not None
+    assert (found.found & ~found.allowed).any(), "something is found beyond the region"
+    assert seam(found).doubts == ()
 
 
 def test_around_a_region_of_a_whole_new_picture_everything_counts() -> None:
