@@ -28,7 +28,7 @@ MOST_NAMED = 10
 # Number of images decoded at a time; one may take 400 MB.
 _AT_ONCE = 4
 _TOLD_AFTER_S = 2.0
-_MISSING = "source.missing"
+_MISSING, _FOLDER = "source.missing", "source.is-a-folder"
 # Increase it if a file that was found intact might be refused now.
 _CHECK_FORMAT = 2
 
@@ -218,11 +218,13 @@ def _region_fault(outside: KeepOutside, size: Size) -> SourceImageError | None:
     try:
         region_of(outside, size)
     except SourceImageError as error:
+        if error.code == _FOLDER and address_of(outside.mask):
+            what = "a folder of masks must be on this machine"
+            hint = "copy it here, or write a manifest that names each picture's mask"
+            return SourceImageError(what, where=outside.mask, hint=hint, code=_FOLDER)
         if error.code != _MISSING:
             return error
         hint = "give the path of a mask (relative to the manifest), or LEFT,TOP,RIGHT,BOTTOM"
-        if address_of(outside.mask):
-            hint = "give the address of one mask: a folder of masks must be on this machine"
         what = "the region's mask is not found"
         return SourceImageError(what, where=outside.mask, hint=hint, code=_MISSING)
     return None

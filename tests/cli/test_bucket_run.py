@@ -248,3 +248,17 @@ def test_a_chain_in_a_bucket_edits_results_of_the_bucket(run_cli: Run, tmp_path:
         )
         assert made.tobytes() == own.tobytes()
     assert "3 skipped" in run_cli(*command, tmp_path / "all").err
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("endpoint")
+def test_a_folder_of_masks_in_a_bucket_is_answered_with_what_to_do(
+    run_cli: Run, tmp_path: Path
+) -> None:
+    Image.new("RGB", (96, 64), (60, 90, 30)).save(tmp_path / "cat.png")
+    flags = (tmp_path / "cat.png", "--prompt", "brighter", "-o", tmp_path / "out")
+    for masks in ("s3://bucket/in/", "s3://bucket/in"):
+        for command in ("check", "generate"):
+            ran = run_cli(command, *flags, "--region", masks)
+            assert ran.code != 0
+            assert "a folder of masks must be on this machine" in ran.err
