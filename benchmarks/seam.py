@@ -58,7 +58,7 @@ def main() -> None:
         "above": {name: _above(rows, name, limit) for name, limit in LIMITS.items()},
         "cut off": _cuts(rows),
         "processor_s": round(time.process_time() - started, 1),
-        "cases": [row for row in rows if row["planted"] in ("nothing", "cut")],
+        "cases": [row for row in rows if row["planted"] == "cut" or row.get("cut")],
     }
     keep(given, result)
     print(json.dumps({name: of for name, of in result.items() if name != "cases"}, indent=1))
