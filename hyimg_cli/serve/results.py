@@ -70,17 +70,18 @@ def respond(
         refused.data = data
         raise refused
     own = [
-        {name: output[name] for name in ("seed", "pixel_sha256")}
+        {name: output[name] for name in ("seed", "pixel_sha256", "layer") if name in output}
         | {name: entry.get(name, []) for name in ("warnings", "notes")}
         for entry, output in outputs
     ]
     sizes = {f"{output['width']}x{output['height']}" for _, output in outputs}
     suffix = outputs[0][1]["path"].rpartition(".")[2]
+    has_layers = any("layer" in output for _, output in outputs)
     return {
         "created": created,
         "data": data,
         "size": sizes.pop() if len(sizes) == 1 else "auto",
-        "background": "opaque",
+        "background": "transparent" if has_layers else "opaque",
         "output_format": "jpeg" if suffix == "jpg" else suffix,
         "usage": _usage(entries, has_images="images" in line),
         "hyimg": own,

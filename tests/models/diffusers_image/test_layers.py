@@ -21,6 +21,7 @@ from PIL import Image
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.models.diffusers_image.record import EditorFolder
 from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
+from hyimg_cli.serve.results import respond
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.work import picture_work
 
@@ -148,6 +149,11 @@ def test_every_layer_is_replayed_described_shown_and_exported(
     assert found.code == 0, found.err
     assert "a.layer-2.png" in found.err
     assert run_cli("info", layer, "--json").json_lines[0]["record"]["layer"] == 2
+    body = respond({"x_response_format": "url"}, [results(out)["a"]], out, "http://host", 0)
+    names = [one["url"].rpartition("/")[2] for one in body["data"]]
+    assert names == ["a.png", "a.layer-1.png", "a.layer-2.png"]
+    assert [one.get("layer") for one in body["hyimg"]] == [None, 1, 2]
+    assert body["background"] == "transparent"
     data = tmp_path / "data"
     allowed = ("--allow-licence", "unknown", "--source-licence", "CC0-1.0")
     done = run_cli("export", str(out), "-o", str(data), "--format", "folder", *allowed)
