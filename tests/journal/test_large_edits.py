@@ -27,7 +27,7 @@ def peak_mb(source: Path, region: str) -> int:
     )
     drawn = shown.copy()
     drawn[np.hypot(y - 30, x - 45) < 14] = (40, 60, 210)
-    one = job(source, KeepOutside(region=Region(region)), crop=CROP)
+    one = job(source, KeepOutside(region=Region(region)), crops=(CROP,))
     with RunFolder(source.parent / "out") as run:
         edit = keep_redraws(run, one, [Drawing(drawn, shown)], None)
         finish(

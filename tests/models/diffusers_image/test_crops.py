@@ -56,7 +56,7 @@ def test_limits_of_a_source_are_those_of_its_crop(checkpoint: Checkpoint, tmp_pa
     )  # fmt: skip
     found = []
     for left in (0, 100):
-        cropped = replace(job, crop=(left, 0, left + 100, 100))
+        cropped = replace(job, crops=((left, 0, left + 100, 100),))
         folder.check(cropped)
         assert cropped.views == (View(path, cropped.crops[0], Size(96, 96)),)
         (_, item) = folder.encodings(cropped, ["digest"])[-1]
