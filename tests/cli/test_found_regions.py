@@ -101,3 +101,36 @@ def test_what_cannot_draw_drafts_asks_for_a_region(
     refused = run_cli("plan", str(manifest), "--shard", "1/2")
     assert refused.code == 2
     assert "usage.regions" in refused.err
+
+
+@pytest.mark.thorough
+def test_changes_far_apart_are_drawn_in_two_crops_and_take_what_the_plan_says(
+    run_cli: Run, tmp_path: Path, write_manifest: Run, read_lines: Run
+) -> None:
+    image, circles = Image.new("RGB", (640, 640), (248, 248, 248)), ((40,) * 2, (500,) * 2)
+    for left, top in circles:
+        ImageDraw.Draw(image).ellipse((left, top, left + 100, top + 100), fill=(220, 40, 40))
+    image.save(tmp_path / "photo.png")
+    line = NATIVE | {"custom_id": "two", "prompt": "make the circle blue"}
+    flags = (str(write_manifest(line)), "-o", "out", "--device", "cpu", "--no-prewarm")
+    assert "2 jobs, 14 denoise steps" in run_cli("plan", *flags).out
+    assert run_cli("generate", *flags).code == 0
+    runs = tmp_path / "out" / "regions", tmp_path / "out"
+    (draft,), (made,) = (read_lines(run / "results.jsonl") for run in runs)
+    assert (draft["denoise_steps"], made["denoise_steps"]) == (2, 12)
+    (job,) = read_lines(tmp_path / "out" / "manifest.resolved.jsonl")
+    regions = [tuple(map(int, box.split(","))) for box in job["region"].split(";")]
+    files = tmp_path / "photo.png", tmp_path / "out/outputs/two.png"
+    source, found = (np.array(Image.open(path).convert("RGB")) for path in files)
+    for (x, y), (left, top, right, bottom), crop in zip(
+        circles, regions, made["edit"]["crop"], strict=True
+    ):
+        assert left <= x < x + 100 <= right
+        assert top <= y < y + 100 <= bottom
+        assert crop["kind"] == "local"
+        inside = slice(top, bottom), slice(left, right)
+        assert (source[inside] != found[inside]).any()
+        found[inside] = source[inside]
+    assert np.array_equal(source, found)
+    assert made["notes"][0] == f"a draft changed 2 parts in {job['region']}"
+    assert "1 already done" in run_cli("plan", *flags).out

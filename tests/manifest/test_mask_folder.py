@@ -155,8 +155,8 @@ def test_files_of_an_edit_are_neither_pictures_nor_masks(tree: Tree) -> None:
     kept = found("out")
     assert ([*kept.files], {**kept.regions}) == (["cat.png", "dog.png", "dog.reference.jpg"], {})
     assert kept.notes == (
-        "skipped 4 files of earlier edits: out/cat.mask.png, out/cat.redraw.png, "
-        "out/cat.reference.png and 1 more",
+        "skipped 6 files of earlier edits: out/cat.mask.png, out/cat.redraw-2.png, "
+        "out/cat.redraw.png and 3 more",
     )
 
 
