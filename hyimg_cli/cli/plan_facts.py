@@ -189,7 +189,7 @@ def _networks(order: Plan, config: RunConfig) -> dict[str, Networks]:
     choice, found = config.model, dict[str, Networks]()
     for group in order.groups:
         if isinstance(group, VideoGroup):
-            card = registry.video_card(group.model, choice.revision, choice.components)
+            card = registry.video_card(group.model, choice.revision, choice.video_components)
             found[group.model] = card
         elif own := registry.model_card(group.model, choice.revision).networks:
             found[group.model] = own

@@ -18,6 +18,7 @@ from hyimg_cli.errors import CheckpointError, MachineError
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.loading import hub
 from hyimg_cli.manifest.manifest import manifest_of
+from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.memory import refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory, copies_of
 from hyimg_cli.memory.fit import cards_for, cards_text, check_fit, fits, in_forms, need
@@ -27,6 +28,7 @@ from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import ModelCard, Networks, VideoCard
 from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.model_name import names_file
 from hyimg_cli.spec.units import bytes_text
 
 Card = ModelCard | VideoCard
@@ -66,7 +68,7 @@ def image_files(config: RunConfig) -> Check:
 
 def video_checkpoint(config: RunConfig) -> Check:
     """Check the files of the video model, and the package that repairs its prompts."""
-    model, place = config.model.video_model, (config.model.revision, config.model.components)
+    model, place = config.model.video_model, (config.model.revision, config.model.video_components)
     found = _checkpoint(
         model,
         lambda: registry.check_weights(model, *place),
@@ -97,6 +99,8 @@ def _checkpoint(model: str, weights: Callable[[], Weights], read: Callable[[], C
     card = read()
     if isinstance(card, ModelCard) and card.licence:
         found += f"; licence: {card.licence}"
+    if isinstance(card, ModelCard) and card.made_as:
+        found += f"; {card.made_as}"
     return Check("ok", found if card.is_trained else f"{found}; untrained, for tests only")
 
 
@@ -190,7 +194,7 @@ def video_memory(config: RunConfig) -> Check:
     default size is reported, but does not fail the check.
     """
     choice = config.model
-    name, revision, folder = choice.video_model, choice.revision, choice.components
+    name, revision, folder = choice.video_model, choice.revision, choice.video_components
     try:
         card = registry.video_card(name, revision, folder)
     except CheckpointError:
@@ -247,4 +251,6 @@ def _available(config: RunConfig) -> AvailableMemory:
 
 def model_name(model: str) -> str:
     """Return a hub id unchanged, or the last name of a folder."""
+    if names_file(model):
+        return public_model(model)
     return model if hub.is_id(model) else PurePath(model).name

@@ -252,7 +252,7 @@ class Eta:
 
     def _units(self, job: Job) -> dict[str, float]:
         """Return a job's units by stage."""
-        revision, components = self._config.model.revision, self._config.model.components
+        revision, components = self._config.model.revision, self._config.model.video_components
         read = 0.0 if job.model in self._encoders else 1.0 + len(job.images)
         units = {"prompts": read, "pictures": 0.0, "text": self._length(job)}
         if self._config.output.only_texts:
@@ -377,7 +377,7 @@ def _key(group: Group | VideoGroup, config: RunConfig) -> str:
     device, facts["dtype"] = precision(config.model)
     facts["device"] = device if facts["device"] == "auto" else facts["device"]
     facts |= {"format": _FORMAT, "machine": _processor(device)}
-    components = config.model.components if kind == "videos" else None
+    components = config.model.video_components if kind == "videos" else None
     try:
         facts["weights"] = registry.fingerprint(group.model, config.model.revision, components)
     except CheckpointError:

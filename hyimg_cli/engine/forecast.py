@@ -107,7 +107,7 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
 
 def _forecast_videos(group: VideoGroup, config: RunConfig, plan: Plan) -> VideoForecast:
     """Forecast a group of videos; figures for a single job are those of the first one."""
-    card = registry.video_card(group.model, config.model.revision, config.model.components)
+    card = registry.video_card(group.model, config.model.revision, config.model.video_components)
     is_wide = card.has_float32_vae or precision(config.model)[1] == "float32"
     branches = max(job.branch_count for job in group.jobs)
     works = [video_work(job, card, plan.begun_of(job).step) for job in group.jobs]

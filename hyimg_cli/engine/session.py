@@ -134,7 +134,7 @@ class Session:
             nbytes = card.weight_bytes
         else:
             self._pipeline = self._videos
-            films = registry.video_card(group.model, choice.revision, choice.components)
+            films = registry.video_card(group.model, choice.revision, choice.video_components)
             nbytes = films.weight_bytes
         pipeline: AnyPipeline = self._pipeline
         others = [one for one in self._pipelines if one is not pipeline]

@@ -110,7 +110,7 @@ def shaping_fields(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def model_print(job: Job, config: RunConfig) -> str:
     """Return the fingerprint of all of a job's weights."""
-    components = config.model.components if isinstance(job, VideoJob) else None
+    components = config.model.video_components if isinstance(job, VideoJob) else None
     return registry.fingerprint(job.model, config.model.revision, components)
 
 

@@ -15,6 +15,7 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.models import registry
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec.gc_paused import gc_paused
+from hyimg_cli.spec.model_name import parts_of
 from hyimg_cli.spec.plan import Plan
 
 PACKAGES = ("torch", "transformers", "diffusers", "safetensors", "tokenizers", "numpy", "pillow")
@@ -77,5 +78,5 @@ def portable(value: Any) -> Any:
         return value
     if isinstance(value, tuple):
         return [portable(one) for one in value]
-    text = str(value)
-    return PurePath(text).name if PurePath(text).is_absolute() else text
+    names = [name for name in parts_of(str(value)) if name]
+    return "+".join(PurePath(one).name if PurePath(one).is_absolute() else one for one in names)

@@ -274,11 +274,20 @@ def fingerprint(folder: Path, stem: str = STEM) -> str:
     files = weight_files(folder, stem)
     in_full = sum(file.stat().st_size for file in files) < FULL_DIGEST_BELOW_BYTES
     texts = [[file.name, file_digest(file)] for file in sorted(folder.glob("*.json"))]
-    weights = []
-    for file in files:
-        with readable(file):
-            weights.append([file.name, digest.of_file(file) if in_full else _sampled(file)])
+    weights = [[file.name, _weights_digest(file, in_full=in_full)] for file in files]
     return digest.of_json([texts, weights])
+
+
+def file_fingerprint(path: Path) -> str:
+    """Return a hex sha256 of one file of weights, under 1 GB in full, whatever its name."""
+    with readable(path):
+        in_full = path.stat().st_size < FULL_DIGEST_BELOW_BYTES
+    return _weights_digest(path, in_full=in_full)
+
+
+def _weights_digest(path: Path, *, in_full: bool) -> str:
+    with readable(path):
+        return digest.of_file(path) if in_full else _sampled(path)
 
 
 def file_digest(path: Path) -> str:

@@ -24,6 +24,7 @@ from hyimg_cli.errors import CheckpointError, HyimgError
 from hyimg_cli.files import is_of_the_disk, nearest_existing, storage_error
 from hyimg_cli.loading.checkpoint import fault
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.model_name import names_file
 
 BRANCH = "main"
 # Larger files come only by the client's own way, which is not HTTP.
@@ -43,7 +44,7 @@ _STAYS_LOCAL: ContextVar[bool] = ContextVar("stays_local", default=False)
 
 def is_id(model: str) -> bool:
     """Return True for a name that can be a hub's, OWNER/NAME, and is not a folder's here."""
-    is_path = model.startswith((".", "/", "~")) or os.path.exists(model)
+    is_path = model.startswith((".", "/", "~")) or os.path.exists(model) or names_file(model)
     return not is_path and model.count("/") == 1
 
 

@@ -33,7 +33,13 @@ _OWN = (
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
     Field("images", SOURCES, "Source images, in order; for i2v the first and last frame.", _IMAGE),
     Field("links", LINKS, "For each of images, the result of the run that it is, or empty."),
-    Field("model", MODEL_NAME, "Checkpoint for this job: folder or hub id."),
+    Field("model", MODEL_NAME, "Checkpoint for this job: folder, file or hub id."),
+    Field(
+        "components",
+        MODEL_NAME,
+        "Folder or hub id with all other parts of a model that is one file.",
+        only="pictures",
+    ),
     Field("seeds", numbers(Seed, 1, 1000, is_distinct=True), "Make one result per seed."),
     Field(
         "matrix", MATRIX, "Make one job for each combination of these values, as lists by field."

@@ -18,10 +18,11 @@ from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.resolved_line import unfollowed
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.config import Setting, as_given
-from hyimg_cli.settings.paths import linked
+from hyimg_cli.settings.paths import MODEL_NAME, linked
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import VIDEO_TASKS, ImageJob, Job, Size
+from hyimg_cli.spec.model_name import parts_of, with_components
 
 # Number of values with paths that are cached.
 _PATHS_NEAR = 1024
@@ -40,7 +41,7 @@ def resolve_jobs(
     fault of the line.
     """
     listed = settings["allow_model"]
-    own = [settings[name].value for name in ("model", "video_model")]
+    own = [settings[name].value for name in ("model", "video_model", "components")]
     own += (one.file for one in settings["lora"].value or ())
 
     @cache
@@ -49,7 +50,8 @@ def resolve_jobs(
         path = os.path.expanduser(name)
         return os.path.realpath(path) if os.path.exists(path) else name
 
-    allowed = {place_of(name) for name in (*(listed.value or ()), *own)}
+    named = (name for name in (*(listed.value or ()), *own) if name)
+    allowed = {place_of(part) for name in named for part in MODEL_NAME.names(name)}
     jobs: list[Job] = []
     faults: list[HyimgError] = []
 
@@ -132,8 +134,16 @@ def resolve_jobs(
         fields = written | {name: resolved_paths(name, written[name]) for name in paths}
         is_video = fields["task"] in VIDEO_TASKS
         model = fields.get("model") or settings["video_model" if is_video else "model"].value
-        # Field, name and place of the model and the LoRAs that the line names.
-        weights = [("model", written["model"], model)] if "model" in fields else []
+        if not is_video:
+            parts = fields.get("components") or settings["components"].value
+            model = with_components(parts_of(model)[0] if "components" in fields else model, parts)
+        # Field, name and place of the model, its parts and the LoRAs that the line names.
+        own_fields = [name for name in ("model", "components") if name in fields]
+        own_names = [*filter(None, parts_of(model))] if own_fields else []
+        weights: list[tuple[str, Any, str]] = [
+            (field, written[field], name)
+            for name, field in zip(own_names, (*own_fields[:1], *own_fields[-1:]), strict=False)
+        ]
         loras = zip(written.get("lora", ()), fields.get("lora", ()), strict=True)
         weights += [("lora", one.file, there.file) for one, there in loras if one.file]
         refused = [one for one in weights if place_of(one[2]) not in allowed]
@@ -145,9 +155,10 @@ def resolve_jobs(
             continue
         card = find_card(model, is_video)
         if isinstance(card, HyimgError):
-            if "model" not in fields:
+            if not own_fields:
                 raise card
-            faults.append(fault("model", card.what, f"{line.where}: model", card.hint))
+            where = f"{line.where}: {own_fields[0]}"
+            faults.append(fault("model", card.what, where, card.hint))
             continue
         case = model, is_video, bool(fields.get("images"))
         values = without_line(*case) | fields

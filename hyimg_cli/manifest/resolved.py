@@ -10,7 +10,9 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.model_name import names_file, parts_of, with_components
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, boxes_text
 
 # The user's own data can be anything and is kept in the result line only. The file's name is left
@@ -83,9 +85,8 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        model = os.path.expanduser(job.model)
-        if os.sep in job.model and os.path.isdir(model):  # a flag's path may lack dots
-            entry["model"] = os.path.abspath(model)
+        names = [_as_path(name) for name in MODEL_NAME.names(job.model)]
+        entry["model"] = MODEL_NAME.with_names(job.model, names)
         yield map_paths(entry, lambda path: from_folder(Path(path)))
 
 
@@ -119,12 +120,23 @@ def public_model(model: str) -> str:
 
     A hub id is returned unchanged; a folder in the hub's cache gives its hub id.
     """
-    hub = PurePath(model).parent
-    if hub.name == "snapshots" and hub.parent.name.startswith("models--"):
-        return hub.parent.name.removeprefix("models--").replace("--", "/", 1)
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+    weights, components = parts_of(model)
+    if components:
+        return with_components(public_model(weights), public_model(components))
+    path = PurePath(model)
+    hub = path.parents[1] if path.parent.name == "snapshots" else path
+    hub = hub.parent if hub.name == "snapshots" else hub
+    if hub.name.startswith("models--"):
+        return hub.name.removeprefix("models--").replace("--", "/", 1)
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or names_file(model):
         return PurePath(model).name
     return model
+
+
+def _as_path(name: str) -> str:
+    """Return a model's name as a path if it is one; a flag's path may lack dots."""
+    there = os.path.expanduser(name)
+    return os.path.abspath(there) if os.sep in name and os.path.exists(there) else name
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

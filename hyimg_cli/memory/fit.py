@@ -55,7 +55,7 @@ def need(model: str, jobs: Sequence[Job], config: RunConfig, *, together: int = 
     """Return a model's need with this many of `jobs` at work `together`; without jobs, weights."""
     revision = config.model.revision
     if videos := [job for job in jobs if isinstance(job, VideoJob)]:
-        films = video_card(model, revision, config.model.components)
+        films = video_card(model, revision, config.model.video_components)
         return networks_need(films, config, [video_work(job, films) for job in videos])
     pictures = [job for job in jobs if isinstance(job, ImageJob)]
     card = model_card(model, revision)

@@ -169,7 +169,8 @@ def is_latent(job: Job, config: RunConfig) -> bool:
 def _refuse_unsplit_tokens(job: VideoJob, config: RunConfig) -> None:
     """Raise UsageError for a video whose tokens and heads its ranks cannot share as asked."""
     parallel, choice = config.parallel, config.model
-    card, ranks = video_card(job.model, choice.revision, choice.components), parallel.context_ranks
+    card = video_card(job.model, choice.revision, choice.video_components)
+    ranks = parallel.context_ranks
     heads, tokens = card.context_heads, video_work(job, card).tokens
     wholes = [str(n) for n in range(2, heads + 1) if heads % n == 0 and tokens % n == 0]
     even = f"{_CONTEXT} {' or '.join(wholes)}" if wholes else "another size, or number of frames"
@@ -206,7 +207,7 @@ def refuse_full_disk(folder: Path, jobs: Sequence[VideoJob], config: RunConfig) 
     if not jobs:
         return
     refuse_cache_file(config.cache.folder)
-    chosen = config.model.revision, config.model.components
+    chosen = config.model.revision, config.model.video_components
     works = [video_work(job, video_card(job.model, *chosen)) for job in jobs]
     pixels = sum(work.pixels for work in works)
     # The latents of the current one, and the copy that replaces them.

@@ -146,7 +146,8 @@ class Family:
     `check_headers` raises for faults of the files that headers show, without torch; if it is None,
     `tensors` does. `refuse_wrong` raises what loading would raise for the files. `reading` tells
     which files are read, if known. If a family `takes_components`, all but `marks`, `weights` and
-    `reading` accept a second folder, with the checkpoint's text encoder and VAE.
+    `reading` accept a second folder, with the checkpoint's text encoder and VAE. If it
+    `takes_weights`, they accept a file, which replaces the weights of the folder's transformer.
 
     `follows`: settings that this family follows and not every family of its kind does, or
     `name=value` for one value only. Settings that a family does not follow are refused.
@@ -157,6 +158,7 @@ class Family:
     open: Callable[..., ImageCheckpoint | VideoCheckpoint]
     marks: Callable[[Path], bool] = lambda folder: False
     takes_components: bool = False
+    takes_weights: bool = False
     fingerprint: Callable[..., str] = checkpoint.fingerprint
     tensors: Callable[..., Mapping[str, Mapping[str, TensorInfo]]] = lambda folder: {
         "model": checkpoint.tensor_index(folder)

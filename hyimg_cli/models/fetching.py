@@ -16,12 +16,18 @@ FamilyOf = Callable[[Path], Family]
 
 
 def fetch(
-    model: str, revision: str | None, family_of: FamilyOf, *, with_weights: bool = True
+    model: str,
+    revision: str | None,
+    family_of: FamilyOf,
+    *,
+    with_weights: bool = True,
+    without: str = "",
 ) -> Path:
     """Return a hub id's folder in the cache, with the files that are read.
 
-    Without `with_weights`, only small files: enough to check and to plan. What is here counts if
-    the hub does not answer. Raises CheckpointError, or StorageError for a full disk.
+    Without `with_weights`, only small files: enough to check and to plan. `without`: a part whose
+    weights are not fetched. What is here counts if the hub does not answer. Raises
+    CheckpointError, or StorageError for a full disk.
     """
     here = hub.cached(model, revision)
     if not hub.may_fetch():
@@ -29,22 +35,27 @@ def fetch(
             raise hub.not_here(model, revision)
         return here
     try:
-        return _fetched(model, revision, family_of, with_weights, hub.cache_folder())
+        return _fetched(model, revision, family_of, with_weights, without, hub.cache_folder())
     except CheckpointError:
-        if here is None or (with_weights and not _has_weights(here, family_of(here))):
+        if here is None or (with_weights and not _has_weights(here, family_of(here), without)):
             raise
         return here
 
 
 @lru_cache(maxsize=16)  # asked many times in a run, which keeps the commit that it began with
 def _fetched(
-    model: str, revision: str | None, family_of: FamilyOf, with_weights: bool, _cache: Path
+    model: str,
+    revision: str | None,
+    family_of: FamilyOf,
+    with_weights: bool,
+    without: str,
+    _cache: Path,
 ) -> Path:
     listing = hub.listed(model, revision)
     folder = fetch_small(listing)
     if with_weights:
         names = weights(listing, folder, family_of(folder))
-        hub.fetch(listing, [one for part in names.values() for one in part])
+        hub.fetch(listing, [one for part in names.keys() - {without} for one in names[part]])
     return folder
 
 
@@ -111,10 +122,11 @@ def _without_weights(
     return checkpoint.fault("no-weights", what, hint=hint)
 
 
-def _has_weights(folder: Path, family: Family) -> bool:
+def _has_weights(folder: Path, family: Family, without: str) -> bool:
     try:
         for place, stem in family.weights(folder):
-            checkpoint.weight_files(place, stem)
+            if place.name != without:
+                checkpoint.weight_files(place, stem)
     except CheckpointError:
         return False
     return True

@@ -122,6 +122,11 @@ class LatentModel(ABC):
     def denoiser(self, job: Any, embeddings: Mapping[Any, PromptEmbedding]) -> LatentDenoiser:
         """Return a new denoiser for a job; `embeddings`: of its conditions."""
 
+    @property
+    def own_notes(self) -> tuple[str, ...]:
+        """Notes for the line of every job: how the model was put together."""
+        return ()
+
     def notes(self, job: Any) -> tuple[str, ...]:
         """Return warnings for the job's line, other than the ones on prompts and pictures."""
         return ()

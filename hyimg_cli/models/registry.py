@@ -17,7 +17,15 @@ from hyimg_cli.errors import CheckpointError, UsageError
 from hyimg_cli.loading import checkpoint, hub
 from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.mistyped import nearest_path
-from hyimg_cli.models import fetching, licences, lora_files, nearby, releases, whole
+from hyimg_cli.models import (
+    fetching,
+    licences,
+    lora_files,
+    nearby,
+    releases,
+    single_files,
+    whole,
+)
 from hyimg_cli.models.family import Family, ImageCheckpoint, Reading, VideoCheckpoint
 from hyimg_cli.settings.run import JobKind, ModelChoice
 from hyimg_cli.settings.table import SETTINGS
@@ -25,6 +33,7 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.model_name import names_file, parts_of
 from hyimg_cli.spec.units import names_text
 
 if TYPE_CHECKING:
@@ -51,18 +60,21 @@ TOYS = {
 _ASSETS = Path(__file__).parent.parent / "assets"
 
 
-def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> Path:
+def resolve_model(
+    model: str, revision: str | None = None, *, with_weights: bool = True, without: str = ""
+) -> Path:
     """Return the checkpoint's folder: an embedded one, a given one, or a hub id's in the cache.
 
-    Without `with_weights` only small files are fetched: enough to check and to plan. Raises
-    CheckpointError for a folder or hub id that is not found.
+    Without `with_weights` only small files are fetched: enough to check and to plan.
+    `without`: a part whose weights are not fetched. Raises CheckpointError for a folder or hub id
+    that is not found.
     """
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         return _ASSETS / model
     # Unlike Path's methods, these never raise, not for long names or unknown users.
     folder = os.path.expanduser(model)
     if os.path.isdir(folder):
-        return Path(folder)
+        return nearby.snapshot_of(Path(folder)) or Path(folder)
     if os.path.isfile(folder):
         nearby.refuse_file(Path(folder))
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
@@ -74,7 +86,7 @@ def resolve_model(model: str, revision: str | None = None, *, with_weights: bool
             hint = near
         what = f"checkpoint folder not found: {model}"
         raise CheckpointError(what, hint=hint, code="checkpoint.missing")
-    return fetching.fetch(model, revision, _family, with_weights=with_weights)
+    return fetching.fetch(model, revision, _family, with_weights=with_weights, without=without)
 
 
 def fetch(model: str, revision: str | None = None) -> Path:
@@ -97,6 +109,9 @@ def licence(model: str, revision: str | None = None) -> str:
 
     Fetches nothing.
     """
+    if names_file(model):
+        # The components' card is not the file's.
+        return licences.UNKNOWN
     folder = Path(os.path.expanduser(model))
     if model in (EMBEDDED, EMBEDDED_VIDEO):
         folder = _ASSETS / model
@@ -142,17 +157,42 @@ def _films(
 def _opened(
     _from: str, makes: JobKind, model: str, revision: str | None, components: str | None
 ) -> tuple[Family, ImageCheckpoint | VideoCheckpoint]:
-    folder = resolve_model(model, revision, with_weights=False)
-    nearby.refuse_nearby(folder)
+    family, (folder, *others) = _found(model, revision, components, makes=makes)
+    return family, family.open(folder, model, *others)
+
+
+def _found(
+    model: str,
+    revision: str | None,
+    components: str | None = None,
+    *,
+    makes: JobKind | None = None,
+    with_weights: bool = False,
+) -> tuple[Family, tuple[Path, ...]]:
+    """Return a checkpoint's family, and the folder with what else belongs to it.
+
+    A file of weights is beside the folder of its other parts. A folder is beside that of its
+    `components`, if they are given and the family takes them.
+    """
+    weights, parts = parts_of(model)
+    file = Path(os.path.expanduser(weights))
+    if names_file(weights) and not file.is_dir():
+        single_files.refuse_alone(file, parts, lambda one: hub.cached(one, revision) is not None)
+        folder = resolve_model(
+            parts, revision, with_weights=with_weights, without=single_files.REPLACED
+        )
+        nearby.refuse_nearby(folder)
+        family = _family(folder, "pictures")
+        if not (family.takes_weights and family.is_one(folder)):
+            raise single_files.other_components(file, folder)
+        return family, (folder, file)
+    folder = resolve_model(model, revision, with_weights=with_weights)
+    if makes is not None:
+        nearby.refuse_nearby(folder)
     family = _family(folder, makes)
-    return family, family.open(folder, model, *_components_for(family, components))
-
-
-def _components_for(family: Family, components: str | None) -> list[Path]:
-    """Return the folder with a checkpoint's other parts, if given and the family takes one."""
     if components is None or not family.takes_components:
-        return []
-    return [Path(os.path.expanduser(components))]
+        return family, (folder,)
+    return family, (folder, Path(os.path.expanduser(components)))
 
 
 def model_card(model: str, revision: str | None = None) -> ModelCard:
@@ -175,12 +215,10 @@ def fingerprint(model: str, revision: str | None = None, components: str | None 
 
 @lru_cache(maxsize=8)
 def _fingerprint(_from: str, model: str, revision: str | None, components: str | None) -> str:
-    folder = resolve_model(model, revision, with_weights=False)
-    family = _family(folder)
-    others = _components_for(family, components)
-    if folder.parent.name == "snapshots" and not others:
-        return digest.of_bytes(f"hub:{folder.name}".encode())
-    return family.fingerprint(folder, *others)
+    family, folders = _found(model, revision, components)
+    if folders[0].parent.name == "snapshots" and len(folders) == 1:
+        return digest.of_bytes(f"hub:{folders[0].name}".encode())
+    return family.fingerprint(*folders)
 
 
 def check_weights(
@@ -192,9 +230,7 @@ def check_weights(
     truncated or contradicts its index, and for tensors other than the configuration's, as far as
     the family knows.
     """
-    folder = resolve_model(model, revision, with_weights=False)
-    family = _family(folder)
-    folders = (folder, *_components_for(family, components))
+    family, folders = _found(model, revision, components)
     stored = {
         part: (
             sum(math.prod(tensor.shape) for tensor in found.values()),
@@ -214,13 +250,11 @@ def check_headers(models: Iterable[str], choice: ModelChoice, store: DiskStore) 
     """
     said = []
     for model in sorted(set(models)):
-        folder = resolve_model(model, choice.revision, with_weights=False)
-        family = _family(folder)
-        folders = (folder, *_components_for(family, choice.components))
+        family, folders = _found(model, choice.revision, choice.video_components)
         try:
             (family.check_headers or family.tensors)(*folders)
         except CheckpointError as error:
-            if not _may_come(error, model, folder):
+            if not _may_come(error, parts_of(model)[1] or model, folders[0]):
                 raise
             what = "they are not compared with its configuration"
             more = f"; hyimg pull {model} fetches them" if hub.is_id(model) else ""
@@ -251,7 +285,10 @@ def _may_come(error: CheckpointError, model: str, folder: Path) -> bool:
 
 
 def refuse_wrong(folder: Path, *components: Path) -> None:
-    """Raise the error with which loading the checkpoint in `folder` would fail. Imports torch."""
+    """Raise the error with which loading the checkpoint in `folder` would fail. Imports torch.
+
+    `components`: the folder or file beside it, if there is one.
+    """
     _family(folder).refuse_wrong(folder, *components)
 
 
@@ -260,8 +297,8 @@ def reading(model: str, revision: str | None = None) -> Reading | None:
 
     None if its family does not say. Raises CheckpointError.
     """
-    folder = resolve_model(model, revision, with_weights=False)
-    return _family(folder).reading(folder)
+    family, (folder, *_) = _found(model, revision)
+    return family.reading(folder)
 
 
 def check(job: Job, revision: str | None = None, components: str | None = None) -> None:
@@ -300,7 +337,7 @@ def load(
     choice: ModelChoice, *, is_batch_invariant: bool = True, pool: "RankPool | None" = None
 ) -> "DecoderModel":
     """Load a model; see `ImageCheckpoint.load`. Imports torch."""
-    resolve_model(choice.model, choice.revision)  # fetches the weights
+    _found(choice.model, choice.revision, with_weights=True)  # fetches the weights
     refuse_unfollowed(choice)
     known = sequences(choice.model, choice.revision)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
@@ -316,7 +353,7 @@ def load_video(choice: ModelChoice) -> "LatentVideoModel":
     """Load a video model; see `VideoCheckpoint.load`. Imports torch."""
     resolve_model(choice.model, choice.revision)
     refuse_unfollowed(choice, "videos")
-    return _films(choice.model, choice.revision, choice.components).load(choice)
+    return _films(choice.model, choice.revision, choice.video_components).load(choice)
 
 
 def refuse_unfollowed(choice: ModelChoice, makes: JobKind = "pictures", **parts: Any) -> None:
@@ -324,7 +361,7 @@ def refuse_unfollowed(choice: ModelChoice, makes: JobKind = "pictures", **parts:
 
     In `choice`, and in other `parts` of a run's settings.
     """
-    components = choice.components if makes == "videos" else None
+    components = choice.video_components if makes == "videos" else None
     model, parts = (choice.model, choice.revision), {**parts, "model": choice}
     family, known = _opened(os.getcwd(), makes, *model, components)
     kin = (one.follows for one in families() if one.makes == family.makes)

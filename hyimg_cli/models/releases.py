@@ -28,6 +28,32 @@ RELEASES = (
     "tiny-video",
 )
 
+# Releases whose other parts go with a transformer of an architecture.
+_PARTS_FOR = {
+    "Qwen-Image": (
+        "Qwen/Qwen-Image-Edit-2511",
+        "Qwen/Qwen-Image-Edit-2509",
+        "Qwen/Qwen-Image-Edit",
+        "Qwen/Qwen-Image",
+        "Qwen/Qwen-Image-2512",
+    ),
+    "Qwen-Image-2.1": ("Qwen/Qwen-Image-2.1",),
+    "FLUX.2": (
+        "black-forest-labs/FLUX.2-klein-4B",
+        "black-forest-labs/FLUX.2-klein-9B",
+        "black-forest-labs/FLUX.2-klein-9b-kv",
+    ),
+    "FLUX.1": ("black-forest-labs/FLUX.1-Kontext-dev",),
+    "Z-Image": ("Tongyi-MAI/Z-Image-Turbo", "Tongyi-MAI/Z-Image"),
+    "LongCat-Image": ("meituan-longcat/LongCat-Image-Edit", "meituan-longcat/LongCat-Image"),
+}
+
+
+def with_parts_for(architecture: str, file_name: str) -> tuple[str, ...]:
+    """Return releases whose other parts go with a file; those that its name may mean come first."""
+    known, words = _PARTS_FOR.get(architecture, ()), {*_words(file_name)}
+    return tuple(sorted(known, key=lambda one: -len(words.intersection(_words(one)))))
+
 
 def meant_by(name: str, most: int = 3) -> Sequence[str]:
     """Return the releases that a short name may mean, such as `qwen-image-edit` or `flux`.

@@ -25,6 +25,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.serve.batches import Batches
 from hyimg_cli.serve.bodies import Bodies
 from hyimg_cli.serve.connections import Connection, hear_of_accept_errors, most_requests
@@ -40,6 +41,7 @@ from hyimg_cli.serve.wire import EVENTS, Wire
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.model_name import names_file
 
 if TYPE_CHECKING:
     from hyimg_cli.engine.service import Service
@@ -90,7 +92,10 @@ class Server:
         self._most_requests, self._at_work = most_requests(), 0
         model = config.model.model
         # Only the name of a folder is shown: clients must not learn the server's paths.
-        self.model = Path(model).resolve().name if MODEL_NAME.is_path(model) else model
+        if names_file(model):
+            self.model = public_model(model)
+        else:
+            self.model = Path(model).resolve().name if MODEL_NAME.is_path(model) else model
         self.metrics, self.uploads = Metrics(), Uploads(state)
         self.names, self._origins = tuple(names) or (self.model,), origins
         self._login = Login(state, keys)

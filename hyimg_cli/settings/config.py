@@ -6,7 +6,7 @@ manifest line overrides all of them; the job's checkpoint is below them: `manife
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from hyimg_cli.settings.run import InKey, JobKind, RunConfig
 from hyimg_cli.settings.table import PARTS, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue
 from hyimg_cli.spec.job import SizeRequest
+from hyimg_cli.spec.model_name import with_components
 from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
 
@@ -70,6 +71,8 @@ def settle(
 
     settled = {name: settle_one(row) for name, row in SETTINGS.items()}
     _keep_by_region(settled)
+    model, parts = settled["model"], settled["components"].value
+    settled["model"] = replace(model, value=with_components(model.value, parts))
     _refuse_conflicts(settled)
     return settled
 

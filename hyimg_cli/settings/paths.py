@@ -24,6 +24,7 @@ from hyimg_cli.settings.kinds import (
 )
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import POSES_SUFFIX
+from hyimg_cli.spec.model_name import names_file, parts_of, with_components
 from hyimg_cli.spec.options import MAX_SOURCE_IMAGES, KeepOutside, Lora, Region, boxes_text
 
 # Before the id of a result that is the source of another job.
@@ -78,12 +79,21 @@ class PathKind(Kind):
 
 
 class ModelName(PathKind):
-    """An embedded model, a hub id, or the path of a folder, which begins with a dot or a slash."""
+    """An embedded model, a hub id, the path of a folder, or of a file of weights with its parts.
+
+    The path of a folder begins with a dot or a slash.
+    """
+
+    def names(self, value: str) -> list[str]:
+        return [name for name in parts_of(value) if name]
+
+    def with_names(self, value: str, names: Sequence[str]) -> str:
+        return with_components(*names) if len(names) > 1 else names[0]
 
     def resolve_name(self, name: str, folder: Path) -> str:
         """Return a path relative to the working folder if it does not exist in `folder`."""
         there = str(folder / name)
-        return self.as_path(there) if self.is_path(name) and os.path.isdir(there) else name
+        return self.as_path(there) if self.is_path(name) and os.path.exists(there) else name
 
 
 class RegionKind(PathKind):
@@ -213,7 +223,9 @@ _BOX_OR_MASK = pattern_kind(
     _REGION_HINT,
 )
 MODEL_NAME = ModelName(
-    text("model").read, TEXT, is_path=lambda name: name.split("/")[0] in ("", ".", "..")
+    text("model").read,
+    TEXT,
+    is_path=lambda name: name.split("/")[0] in ("", ".", "..") or names_file(name),
 )
 CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
 REGION = RegionKind(

@@ -16,6 +16,7 @@ from annotated_types import Interval
 
 from hyimg_cli.settings.kinds import DEVICE, FOLDER, GATES, NAMES, RUN_FOLDER, SIZE
 from hyimg_cli.settings.name_template import NAME_TEMPLATE
+from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.spec import options as o
 from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
@@ -119,13 +120,21 @@ class CacheConfig:
 class ModelChoice:
     """The weights, where they run, and their precision."""
 
-    model: str = _weights("tiny-image", "Model folder or hub id.", is_basic=True, only="pictures")
+    model: str = _weights(
+        "tiny-image", "Model folder, file or hub id.", is_basic=True, only="pictures"
+    )
     _: KW_ONLY
+    components: Annotated[str, MODEL_NAME] | None = _model(
+        None,
+        "Folder or hub id with all other parts of a model that is one file.",
+        only="pictures",
+        pixels="checkpoint",
+        commands=("doctor", "bench", "replay"),
+    )
     video_model: str = _weights("tiny-video", "Folder or hub id of the video model.", only="videos")
-    components: Annotated[str, FOLDER] | None = _video(
+    video_components: Annotated[str, FOLDER] | None = _video(
         None,
         "Folder with the text encoder and VAE of a video model that lacks them.",
-        name="video_components",
         pixels="checkpoint",
         commands=("doctor", "bench", "replay"),
     )

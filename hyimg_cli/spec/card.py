@@ -186,6 +186,7 @@ class ModelCard:
 
     `follows`: the options of jobs, and the fields of a line alone, that it reads, of those that not
     all models read; `reasons`: why not another one. `licence`: a short name; empty if unknown.
+    `made_as`: which file of weights it is, and as what it draws.
 
     `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
     an edit in its source's shape has another size than the nearest of the buckets; by the side of a
@@ -233,6 +234,7 @@ class ModelCard:
     has_graphs: bool = True
     networks: Networks | None = None
     licence: str = ""
+    made_as: str = ""
     guides: Callable[[ImageJob], bool] = lambda job: job.guidance_scale > 1
     reference_pixels: int | None = None
     fewest_images: int = 0

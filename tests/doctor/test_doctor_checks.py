@@ -420,7 +420,8 @@ def test_the_other_parts_of_a_video_model_are_read_where_they_are(
 ) -> None:
     lingbot_world.write(tmp_path)
     alone, whole = (
-        subject(video=tmp_path, components=one) for one in (None, str(tmp_path / "components"))
+        subject(video=tmp_path, video_components=one)
+        for one in (None, str(tmp_path / "components"))
     )
     assert "text_encoder" not in models.video_checkpoint(alone).found
     assert "text_encoder" in models.video_checkpoint(whole).found

@@ -202,7 +202,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def choice_of(kind: str, folder: Path) -> ModelChoice:
     one = CHECKPOINTS[kind]
     components = str(folder / one.components) if one.components else None
-    return ModelChoice(model=str(folder), components=components, device="cpu")
+    return ModelChoice(model=str(folder), video_components=components, device="cpu")
 
 
 def check(kind: str, folder: Path) -> None:
@@ -210,7 +210,7 @@ def check(kind: str, folder: Path) -> None:
     registry._opened.cache_clear()
     choice, store = choice_of(kind, folder), DiskStore(None, 0)
     if CHECKPOINTS[kind].is_video:
-        registry.video_card(choice.model, None, choice.components)
+        registry.video_card(choice.model, None, choice.video_components)
     else:
         registry.model_card(choice.model)
     assert registry.check_headers([choice.model], choice, store) == []

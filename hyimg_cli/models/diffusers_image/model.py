@@ -279,6 +279,10 @@ class LatentImageModel(LatentModel):
     def conditions(self, job: ImageJob, digests: Sequence[str]) -> dict[Condition, str]:
         return {one: kind for kind, one in self.folder.encodings(job, digests)}
 
+    @property
+    def own_notes(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.folder.card.made_as,)))
+
     def notes(self, job: ImageJob) -> tuple[str, ...]:
         return self.folder.notes(job)
 

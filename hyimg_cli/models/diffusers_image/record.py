@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,12 @@ from hyimg_cli.manifest.cost import JobTokens
 from hyimg_cli.media.images import view_size
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.advice import few_steps_advice, square_advice
+from hyimg_cli.models.diffusers_image.file_weights import (
+    TRANSFORMER,
+    doubts,
+    fitting_file,
+    made_as,
+)
 from hyimg_cli.models.diffusers_image.footprint import activations, kv_bytes
 from hyimg_cli.models.diffusers_image.kind import (
     NON_COMMERCIAL,
@@ -41,6 +47,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 from hyimg_cli.models.diffusers_video.record import stored_networks
 from hyimg_cli.models.diffusers_video.tokenizers import check_headers, count_beyond
 from hyimg_cli.models.family import Family, ImageCheckpoint
+from hyimg_cli.models.licences import UNKNOWN
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
 from hyimg_cli.spec.gc_paused import freeze_libraries
@@ -90,8 +97,11 @@ def pipeline_name(folder: Path) -> str:
     return Config.read(folder / INDEX).text("_class_name", "")
 
 
-def read_layout(folder: Path) -> CheckpointLayout:
-    """Read the layout of a checkpoint. Raises CheckpointError for an unknown pipeline."""
+def read_layout(folder: Path, weights: Path | None = None) -> CheckpointLayout:
+    """Read the layout of a checkpoint; `weights`: a file in place of its transformer's.
+
+    Raises CheckpointError for an unknown pipeline, and for a file of another network.
+    """
     name, index = pipeline_name(folder), Config.read(folder / INDEX)
     if name not in KINDS:
         what = f"{INDEX} names the pipeline {name!r}"
@@ -100,14 +110,17 @@ def read_layout(folder: Path) -> CheckpointLayout:
         part: component_of(folder, part, index.values.get(part), classes)
         for part, classes in KINDS[name].parts.items()
     }
+    if weights is not None:
+        own = components[TRANSFORMER]
+        components[TRANSFORMER] = replace(own, weights=fitting_file(weights, own))
     return CheckpointLayout(folder, name, components, index)
 
 
 class EditorFolder(ImageCheckpoint):
     """A checkpoint folder, without its weights."""
 
-    def __init__(self, folder: Path, model: str) -> None:
-        self.layout = read_layout(folder)
+    def __init__(self, folder: Path, model: str, weights: Path | None = None) -> None:
+        self.layout = read_layout(folder, weights)
         _refuse_unsupported(self.layout)
         self.kind = kind_of(self.layout)
         refuse_unfitting(self.layout, self.kind.fits, self.kind.text_layers)
@@ -154,7 +167,10 @@ class EditorFolder(ImageCheckpoint):
             f"a {name} is longer than the {most:,} tokens that the {part} {left}"
             for name, part, _, most in (self._find_long(job) if self.kind.cuts_texts else ())
         ]
-        return (*(() if is_free else (said,)), *long, *self.notes(job))
+        if self.card.licence == UNKNOWN and self.card.made_as:
+            said, is_free = f"the licence of {self.card.name} is not known: read its page", False
+        how = (self.card.made_as,) if self.card.made_as else ()
+        return (*(() if is_free else (said,)), *how, *long, *self.notes(job))
 
     def _find_long(self, job: ImageJob) -> Iterator[tuple[str, str, int, int]]:
         """Yield field, encoder, number of tokens and their limit of each text that is too long."""
@@ -178,7 +194,11 @@ class EditorFolder(ImageCheckpoint):
 
     def notes(self, job: ImageJob) -> tuple[str, ...]:
         """Return warnings for the job's result line, from the checkpoint's files and the LoRAs'."""
-        found = few_steps_advice(job) + square_advice(self.kind, self.card.base_size, job)
+        found = (
+            doubts(self.layout)
+            + few_steps_advice(job)
+            + square_advice(self.kind, self.card.base_size, job)
+        )
         if job.lora and find_spec("diffusers"):
             from hyimg_cli.models.diffusers_video.lora import lora_notes  # imports torch
 
@@ -352,11 +372,11 @@ def _refuse_unsupported(layout: CheckpointLayout) -> None:
             raise checkpoint.fault("code", what, part.folder, hint)
 
 
-def _refuse_wrong(folder: Path) -> None:
+def _refuse_wrong(folder: Path, *weights: Path) -> None:
     require("diffusers")
     from hyimg_cli.models.diffusers_video.weights import check_all, check_readers  # imports torch
 
-    layout = EditorFolder(folder, "").layout
+    layout = EditorFolder(folder, "", *weights).layout
     check_all(layout)
     check_readers(layout)
 
@@ -377,15 +397,20 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
     networks = Networks(**stored_networks(layout, partial(_is_loaded, kind)))
     scheduler = layout.components["scheduler"].config()
     name, is_trained = own.text("name", layout.folder.name), own.flag("trained", True)
+    if (file := layout.components[TRANSFORMER].weights) is not None:
+        name = file.path.name
     licence = licence_of(layout) if is_trained else ""
     # A layered picture's source has the size of its layers.
     of_reference = _REFERENCE_PIXELS * (kind.scales_pictures and not kind.layers)
+    if file is not None and licence != NON_COMMERCIAL:
+        licence = UNKNOWN  # the README is of the components
     return ModelCard(
         model=model,
         family="diffusers_image",
         name=name,
         is_trained=is_trained,
         licence=licence,
+        made_as=made_as(layout),
         is_distilled=kind.is_distilled,
         buckets=tuple(Bucket(number, Size(*size)) for number, size in enumerate(sides)),
         pixels_per_cell=8,
@@ -429,9 +454,12 @@ FAMILY = Family(
     # Other pipelines of the library are refused by name, unless they make videos.
     marks=lambda folder: pipeline_name(folder) not in ("", *VIDEO_PIPELINES),
     open=EditorFolder,
-    fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
-    tensors=lambda folder: read_layout(folder).tensors(),
-    check_headers=lambda folder: check_headers(read_layout(folder)),
+    takes_weights=True,
+    fingerprint=lambda folder, *weights: read_layout(folder, *weights).fingerprint(
+        file_digest(folder / INDEX)
+    ),
+    tensors=lambda folder, *weights: read_layout(folder, *weights).tensors(),
+    check_headers=lambda folder, *weights: check_headers(read_layout(folder, *weights)),
     weights=lambda folder: read_layout(folder).weights(),
     refuse_wrong=_refuse_wrong,
 )

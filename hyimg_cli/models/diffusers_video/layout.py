@@ -127,6 +127,9 @@ class Component:
 
     def identity(self) -> str:
         """A digest of everything in it that affects its results."""
+        if self.weights is not None:
+            own = checkpoint.file_digest(self.folder / "config.json")
+            return digest.of_json([own, checkpoint.file_fingerprint(self.weights.path)])
         if self.has_weights:
             return checkpoint.fingerprint(self.folder, self.stem)
         files = sorted(f for f in self.folder.glob("*") if f.suffix in _TOKENIZER_SUFFIXES)
@@ -153,6 +156,8 @@ class Component:
 
         Raises CheckpointError if they are only available as pickles.
         """
+        if self.weights is not None:
+            return checkpoint.weight_bytes(self.weights.tensors)
         promised = checkpoint.promised_bytes(self.folder, self.stem)
         kinds = {".safetensors", *checkpoint.PICKLE_SUFFIXES}
         if promised is None and any(file.suffix in kinds for file in self.folder.glob("*")):

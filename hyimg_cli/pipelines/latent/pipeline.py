@@ -48,9 +48,9 @@ class LatentRequest(Request[OneJob]):
     """A job at work, and the results of its stages.
 
     `folder`: where its file goes. `input_warnings`: what was cut or left out of its inputs;
-    `input_notes`: what reading its pictures changed. Both are kept with its latents. `embeddings`:
-    of its conditions. `latents`: after its last denoise step. `together`: how many jobs were
-    denoised at once.
+    `input_notes`: of the model, and what reading its pictures changed. Both are kept with its
+    latents. `embeddings`: of its conditions. `latents`: after its last denoise step. `together`:
+    how many jobs were denoised at once.
     """
 
     folder: JobFolder | None = None
@@ -220,7 +220,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             warnings.extend(made.warnings)
         warnings.extend(model.notes(job))
         work.input_warnings = tuple(dict.fromkeys(warnings))
-        work.input_notes = tuple(note for one in shown for note in found[one].notes)
+        of_pictures = (note for one in shown for note in found[one].notes)
+        work.input_notes = (*model.own_notes, *of_pictures)
         work.warnings.extend(work.input_warnings)
         work.notes.extend(work.input_notes)
         work.first_step = 0 if kept is None else kept.step

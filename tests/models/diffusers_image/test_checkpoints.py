@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import model_files
 import pytest
 import torch
 from models.diffusers_image.classic import Checkpoint, line
@@ -357,8 +358,19 @@ def test_paths_near_a_checkpoint_say_where_it_is(
     for part in ("transformer", "vae"):
         (tmp_path / "parts" / part).mkdir(parents=True)
         (tmp_path / "parts" / part / "config.json").write_text("{}")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "config.json").write_text('{"_class_name": "ZImageTransformer2DModel"}')
     for name in ("one/model-Q4.gguf", "one.safetensors", "notes.txt"):
         (tmp_path / name).write_bytes(b"GGUF")
+    model_files.safetensors(tmp_path / "comfy/models/vae/a.safetensors", ["decoder.conv_in.weight"])
+    lora = ["transformer.a.lora_A.weight"]
+    model_files.safetensors(tmp_path / "comfy/models/loras/b.safetensors", lora)
+    shutil.copytree(tmp_path / "comfy", tmp_path / "comfy-2")
+    stored = ["double_stream_modulation_img.lin.weight"]
+    model_files.gguf(tmp_path / "comfy-2/models/unet/c/klein.gguf", stored)
+    model_files.gguf(tmp_path / "comfy-2/models/unet/other.gguf", ["token_embd.weight"])
+    shutil.copytree(commit, tmp_path / "models--a--c" / "snapshots" / "a1")
+    shutil.copytree(commit, tmp_path / "models--a--c" / "snapshots" / "a2")
     shutil.copytree(commit, tmp_path / "two")
     (tmp_path / "two" / "model_index.json").unlink()
     (tmp_path / "cleaned").symlink_to("gone/a1")
@@ -366,19 +378,32 @@ def test_paths_near_a_checkpoint_say_where_it_is(
     for path, named in (
         ("two", "two/model_index.json is missing"),
         ("cleaned", "restore what the link names: gone/a1"),
-        ("models--a--b", "the checkpoint is in snapshots/a1"),
-        ("models--a--b/snapshots", "the checkpoint is in a1"),
+        ("models--a--c", "the checkpoint is in snapshots/a1, snapshots/a2"),
+        ("models--a--c/snapshots", "the checkpoint is in a1, a2"),
+        ("alone", "this is one part of a checkpoint, a ZImageTransformer2DModel"),
+        ("comfy", "without a transformer: models/"),
+        ("comfy/models/vae", "without a transformer: a.safetensors is a VAE"),
+        ("comfy-2", "transformers in it: models/unet/c/klein.gguf (FLUX.2)"),
+        ("comfy-2/models", "transformers in it: unet/c/klein.gguf (FLUX.2)"),
+        ("comfy-2/models/unet", "transformers in it: c/klein.gguf (FLUX.2)"),
+        ("comfy-2/models/unet", "--model {}/comfy-2/models/unet/c/klein.gguf, and its other parts"),
         ("parts", "model_index.json is missing"),
         ("models--a--b/snapshots/a1/vae", "this is the part vae of the checkpoint in"),
         ("models--a--b/snapshots/a1/tokenizer", "this is the part tokenizer"),
         ("models--a--b/snapshots/a1/model_index.json", "a checkpoint is a folder"),
-        ("one", "GGUF checkpoints are not read: model-Q4.gguf"),
-        ("one/model-Q4.gguf", "is a GGUF file, and GGUF checkpoints are not read"),
-        ("one.safetensors", "checkpoints of one file are not read"),
-        ("notes.txt", "is a file; a checkpoint is a folder"),
+        ("one", "without a transformer: model-Q4.gguf is damaged"),
+        ("one/model-Q4.gguf", "is damaged: it ends in its header"),
+        ("notes.txt", "is damaged: it ends in its header"),
     ):
         ran = run_cli("check", manifest, "--model", str(tmp_path / path))
-        assert (ran.code, named in ran.err) == (3, True), ran.err
+        assert (ran.code, named.format(tmp_path) in ran.err) == (3, True), ran.err
+    for path in ("models--a--b", "models--a--b/snapshots"):
+        ran = run_cli("check", manifest, "--model", str(tmp_path / path))
+        assert ran.code == 0, ran.err
+    (tmp_path / "models--a--c" / "refs").mkdir()
+    (tmp_path / "models--a--c" / "refs" / "main").write_text("a2")
+    found = registry.resolve_model(str(tmp_path / "models--a--c"))
+    assert found == tmp_path / "models--a--c" / "snapshots" / "a2"
 
 
 @pytest.mark.parametrize("kind", ["qwen-image", "z-image"])

@@ -185,7 +185,7 @@ def test_a_killed_clip_goes_on_behind_its_last_chunk(
         images=(str(tmp_path / "start.png"),),
         num_frames=21,
     )
-    model = ModelChoice(components=str(published / "components"), device="cpu")
+    model = ModelChoice(video_components=str(published / "components"), device="cpu")
     cold = BatchConfig(prewarm=False)
     with Session(RunConfig(OutputConfig(tmp_path), model=model, batch=cold)) as session:
         whole = made(session, job, tmp_path / "whole")
@@ -236,7 +236,7 @@ def test_both_layouts_are_the_same_model(published: Path, tmp_path: Path) -> Non
     lingbot_world.write(converted, converted=True)
     components = str(published / "components")
     loaded = [
-        registry.load_video(ModelChoice(str(folder), device="cpu", components=parts))
+        registry.load_video(ModelChoice(str(folder), device="cpu", video_components=parts))
         for folder, parts in ((published, components), (converted, None))
     ]
     states = []
@@ -264,7 +264,9 @@ def test_what_is_not_run_is_refused_with_the_reason(
         {"cpu_offload": "group"},
     )
     for settings in others:
-        unfollowed = ModelChoice(str(published), device="cpu", components=flags[3], **settings)
+        unfollowed = ModelChoice(
+            str(published), device="cpu", video_components=flags[3], **settings
+        )
         with pytest.raises(UsageError, match="tiny-lingbot-world does not follow"):
             registry.load_video(unfollowed)
     changes = {
@@ -293,7 +295,7 @@ def test_what_is_not_run_is_refused_with_the_reason(
         config = lingbot_world.ORIGINAL | {"num_layers": 1 + 2 * lacks}
         (copy / "lingbot_world_fast" / "config.json").write_text(json.dumps(config))
         with pytest.raises(CheckpointError, match="missing" if lacks else "unexpected"):
-            registry.load_video(ModelChoice(str(copy), components=flags[3]))
+            registry.load_video(ModelChoice(str(copy), video_components=flags[3]))
 
 
 def test_a_clip_that_does_not_fit_is_refused_with_the_number(tmp_path: Path) -> None:
