@@ -98,6 +98,8 @@ def test_of_every_family_only_what_is_read_comes(hub: Hub, tmp_path: Path, kind:
         before = f"{part}/" if part else ""
         decoys |= {f"{before}pytorch_model.bin", f"{before}model.fp16.safetensors"}
         decoys |= {f"{before}model.safetensors.index.fp16.json"}
+    if (source / "model_index.json").is_file():
+        decoys |= {"extra/config.json"}
     for name in decoys - own:
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_bytes(b"{}")
