@@ -24,16 +24,24 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    Krea2Transformer2DModel,
     LongCatImageTransformer2DModel,
     QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     ZImageTransformer2DModel,
 )
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTokenizer,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PixtralImageProcessor,
+    PixtralProcessor,
+    PixtralVisionConfig,
+    PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessor,
@@ -44,6 +52,7 @@ from transformers import (
     Qwen3Model,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLModel,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
     T5Config,
@@ -66,13 +75,27 @@ PIPELINES = {
     "klein": "Flux2KleinPipeline",
     "klein-base": "Flux2KleinPipeline",
     "klein-kv": "Flux2KleinKVPipeline",
+    "flux2-dev": "Flux2Pipeline",
     "qwen-image-2.1": "QwenImage21Pipeline",
     "qwen-image-2.1-turbo": "QwenImage21Pipeline",
     "z-image": "ZImagePipeline",
     "kontext": "FluxKontextPipeline",
+    "flux-dev": "FluxPipeline",
+    "flux-schnell": "FluxPipeline",
+    "krea2": "Krea2Pipeline",
+    "krea2-turbo": "Krea2Pipeline",
     "longcat": "LongCatImagePipeline",
     "longcat-edit": "LongCatImageEditPipeline",
 }
+MISTRAL_SPECIAL = (
+    "<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
+    "[IMG]", "[IMG_BREAK]", "[IMG_END]",
+)  # fmt: skip
+MISTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% set mark = 'SYSTEM_PROMPT' if message['role'] == 'system' else 'INST' %}"
+    "[{{ mark }}]{{ message['content'][0]['text'] }}[/{{ mark }}]{% endfor %}"
+)
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -84,8 +107,9 @@ WIDTH = 16
 def write(folder: Path, kind: str, **others: Any) -> Path:
     """Write one checkpoint of a kind in PIPELINES; `others` replace its own parts."""
     torch.manual_seed(0)
-    makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _kontext}
-    make = (makers | {"longcat": _longcat})[kind.split("-")[0]]
+    makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _flux, "flux": _flux}
+    makers |= {"longcat": _longcat, "flux2": _flux2, "krea2": _krea2}
+    make = makers[kind.split("-")[0]]
     make = _qwen21 if "2.1" in kind else make
     getattr(diffusers, PIPELINES[kind])(**make(kind) | others).save_pretrained(folder)
     card: dict[str, Any] = {"name": f"tiny-{kind}", "trained": False}
@@ -235,23 +259,104 @@ def _klein(kind: str) -> dict[str, Any]:
             latent_channels=4,
             norm_num_groups=4,
         ),
-        "transformer": Flux2Transformer2DModel(
-            in_channels=16,
-            num_layers=1,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=3 * width,
-            axes_dims_rope=(4, 4, 4, 4),
-            guidance_embeds=False,
-            timestep_guidance_channels=16,
-        ),
+        "transformer": _flux2_transformer(width, has_guidance=False),
         "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         "is_distilled": kind != "klein-base",
     }
 
 
-def _kontext(kind: str) -> dict[str, Any]:
+def _flux2(kind: str) -> dict[str, Any]:
+    """FLUX.2-dev has klein's parts, but for its text encoder and the input for guidance."""
+    tokenizer, width = _mistral_tokenizer(), 16
+    of_texts = MistralConfig(
+        hidden_size=width,
+        intermediate_size=32,
+        # Layers 10, 20 and 30 are read.
+        num_hidden_layers=32,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=len(tokenizer),
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    of_pictures = PixtralVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=56,
+        patch_size=14,
+    )
+    image_token = tokenizer.convert_tokens_to_ids("[IMG]")
+    parts = _klein("klein")
+    del parts["is_distilled"]
+    return parts | {
+        "tokenizer": PixtralProcessor(
+            image_processor=PixtralImageProcessor(patch_size=14),
+            tokenizer=tokenizer,
+            patch_size=14,
+            chat_template=MISTRAL_TEMPLATE,
+        ),
+        "text_encoder": Mistral3ForConditionalGeneration(
+            Mistral3Config(
+                text_config=of_texts,
+                vision_config=of_pictures,
+                image_token_index=image_token,
+                tie_word_embeddings=False,
+            )
+        ),
+        "transformer": _flux2_transformer(width, has_guidance=True),
+    }
+
+
+def _flux2_transformer(width: int, *, has_guidance: bool) -> Flux2Transformer2DModel:
+    return Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=3 * width,
+        axes_dims_rope=(4, 4, 4, 4),
+        guidance_embeds=has_guidance,
+        timestep_guidance_channels=16,
+    )
+
+
+def _krea2(kind: str) -> dict[str, Any]:
+    qwen, tokenizer = _qwen("qwen-image"), _tokenizer()
+    return {
+        "tokenizer": tokenizer,
+        # Every third layer of 36 is read, from the second on.
+        "text_encoder": Qwen3VLModel(_qwen3_vl_config(tokenizer, layers=36)),
+        "vae": qwen["vae"],
+        "transformer": Krea2Transformer2DModel(
+            in_channels=16,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=32,
+            timestep_embed_dim=16,
+            text_hidden_dim=WIDTH,
+            num_text_layers=12,
+            text_num_attention_heads=2,
+            text_num_key_value_heads=2,
+            text_intermediate_size=32,
+            num_layerwise_text_blocks=1,
+            num_refiner_text_blocks=1,
+            axes_dims_rope=(4, 6, 6),
+        ),
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            base_image_seq_len=256, max_image_seq_len=6400, use_dynamic_shifting=True
+        ),
+        "is_distilled": kind.endswith("turbo"),
+    }
+
+
+def _flux(kind: str) -> dict[str, Any]:
+    is_schnell = kind == "flux-schnell"
     bytes_, letters = bytes_to_unicode().values(), map(chr, range(33, 127))
     ends = ("<|startoftext|>", "<|endoftext|>")
     clip = {one: at for at, one in enumerate([*bytes_, *(f"{b}</w>" for b in bytes_), *ends])}
@@ -287,9 +392,12 @@ def _kontext(kind: str) -> dict[str, Any]:
             joint_attention_dim=WIDTH,
             pooled_projection_dim=WIDTH,
             axes_dims_rope=(4, 6, 6),
-            guidance_embeds=True,
+            guidance_embeds=not is_schnell,
         ),
-        "scheduler": FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        # Schnell has one shift for all sizes.
+        "scheduler": FlowMatchEulerDiscreteScheduler(
+            shift=1.0 if is_schnell else 3.0, use_dynamic_shifting=not is_schnell
+        ),
     }
 
 
@@ -383,6 +491,19 @@ def _tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
+def _mistral_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one token a byte after Mistral's special tokens."""
+    characters = [*MISTRAL_SPECIAL, *bytes_to_unicode().values()]
+    plain = Tokenizer(models.BPE({one: at for at, one in enumerate(characters)}, merges=[]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    plain.add_special_tokens([AddedToken(one, special=True) for one in MISTRAL_SPECIAL])
+    named = dict(
+        zip(("unk_token", "bos_token", "eos_token", "pad_token"), MISTRAL_SPECIAL, strict=False)
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=plain, padding_side="left", **named)
+
+
 def _qwen25_vl(
     tokenizer: Qwen2Tokenizer,
     of_texts: dict[str, int] | None = None,
@@ -425,13 +546,17 @@ def _qwen25_vl(
 
 
 def _qwen3_vl(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
+    return Qwen3VLForConditionalGeneration(_qwen3_vl_config(tokenizer, layers=2))
+
+
+def _qwen3_vl_config(tokenizer: Qwen2Tokenizer, *, layers: int) -> Qwen3VLConfig:
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
     sections = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 1, 1]}
-    config = Qwen3VLConfig(
+    return Qwen3VLConfig(
         text_config={
             "hidden_size": WIDTH,
             "intermediate_size": 32,
-            "num_hidden_layers": 2,
+            "num_hidden_layers": layers,
             "num_attention_heads": 2,
             "num_key_value_heads": 2,
             "head_dim": 8,
@@ -455,7 +580,6 @@ def _qwen3_vl(tokenizer: Qwen2Tokenizer) -> Qwen3VLForConditionalGeneration:
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
-    return Qwen3VLForConditionalGeneration(config)
 
 
 def main() -> None:

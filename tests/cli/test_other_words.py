@@ -235,7 +235,8 @@ def test_a_mistyped_manifest_is_answered_too(run_cli: Run, tmp_path: Path) -> No
     [
         ("qwen-image-edit", "Qwen/Qwen-Image-Edit?"),
         ("Qwen Image Edit 2511", "Qwen/Qwen-Image-Edit-2511?"),
-        ("flux", "black-forest-labs/FLUX.1-Kontext-dev or black-forest-labs/FLUX.2-klein-4B"),
+        ("flux", "black-forest-labs/FLUX.2-dev or black-forest-labs/FLUX.1-dev or"),
+        ("firered", "FireRedTeam/FireRed-Image-Edit-1.1 or FireRedTeam/FireRed-Image-Edit-1.0?"),
         ("kontext", "black-forest-labs/FLUX.1-Kontext-dev?"),
         ("bagel", "ByteDance-Seed/BAGEL-7B-MoT?"),
         ("hunyuanimage-3", "tencent/HunyuanImage-3.0-Instruct or"),

@@ -86,6 +86,7 @@ def test_the_text_of_apache_2_is_known_by_its_digest(tmp_path: Path) -> None:
         ("ByteDance-Seed/BAGEL-7B-MoT", "apache-2.0"),
         ("Qwen/Qwen-Image-Edit-2511", "apache-2.0"),
         ("Qwen/Qwen-Image-2.1", "non-commercial"),
+        ("FireRedTeam/FireRed-Image-Edit-1.1", "apache-2.0"),
         ("black-forest-labs/FLUX.2-klein-4B", "apache-2.0"),
         ("black-forest-labs/FLUX.2-klein-9b-kv", "flux-non-commercial-license"),
         ("black-forest-labs/FLUX.1-Kontext-dev", "flux-1-dev-non-commercial-license"),

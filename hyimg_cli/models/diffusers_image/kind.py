@@ -82,6 +82,8 @@ class LibraryPipeline:
     of_encoders: Set[str] = frozenset()
     # Those that a text encoder reads that sees no pictures.
     of_texts: Set[str] = frozenset()
+    # Values of the index that its blocks have built in: a checkpoint with others is refused.
+    built_in: Mapping[str, Any] = field(default_factory=dict)
     # Layers of the text encoder that the blocks read, from the first one; 0: all.
     text_layers: int = 0
     # Activations of a text with the pictures that its encoder sees, in 16 bits, as traced.

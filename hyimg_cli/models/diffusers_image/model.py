@@ -110,7 +110,9 @@ class BlockEncoder(CheckpointEncoder):
             made = {name: made for name, made in named.items() if name.partition(".")[0] in outputs}
         most = dict(condition.options).get("max_sequence_length")
         for name in sorted(_EMBEDS & made.keys()):
-            if (rows := made[name].shape[1]) == most:
+            rows, mask = made[name].shape[1], made.get(f"{name}_mask")
+            # Texts without a mask are filled up to that number.
+            if rows == most and mask is not None:
                 told = f"a text fills the {most} tokens that its encoder reads"
                 self.cuts.append(f"{told}; the rest was ignored")
             if rows > model.kind.most_rows:
@@ -131,6 +133,7 @@ def tell_cuts(tokenizer: Any, what: str, told: list[str]) -> None:
 
     The blocks cut silently.
     """
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor's
     encode = tokenizer._encode_plus
 
     def encode_and_tell(*texts: Any, **options: Any) -> Any:
@@ -368,7 +371,7 @@ class LatentImageModel(LatentModel):
     def guide(self, is_on: bool, scale: float = 4.0) -> None:
         """Switch guidance on or off: the blocks' default differs from the classic pipeline's."""
         if "guider" in self.pipe.component_names:
-            self.pipe.guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=is_on)
+            self.pipe.guider = self.pipe.guider.new(guidance_scale=scale, enabled=is_on)
 
     def release(self, name: str) -> bool:
         """Free a network, if it is loaded; its next use loads it again."""
@@ -404,7 +407,9 @@ class LatentImageModel(LatentModel):
             return tokenizer
         if part.name == "transformer":
             return load_network(part, self.place, self.choice)
-        network = load_weights(part, self.place, prepare=self._leave_out_unread)
+        is_of_texts = part.name.startswith("text_encoder")
+        prepare = self._leave_out_unread if is_of_texts else None
+        network = load_weights(part, self.place, prepare=prepare)
         if part.name == "vae" and self.choice.vae_use_tiling:
             network.enable_tiling()
         return network
@@ -413,5 +418,6 @@ class LatentImageModel(LatentModel):
         """Remove what the blocks never read from a text encoder: its head, and its last layers."""
         if hasattr(network, "lm_head"):
             network.lm_head = nn.Identity()
-            if self.kind.text_layers:
-                network.model.layers = network.model.layers[: self.kind.text_layers]
+        if self.kind.text_layers:
+            decoder = network.get_decoder()
+            decoder.layers = decoder.layers[: self.kind.text_layers]

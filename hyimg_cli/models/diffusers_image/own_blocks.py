@@ -1,10 +1,12 @@
 """Blocks that replace the library's, by name: `LibraryPipeline.own_blocks` selects them.
 
 Z-Image's computes both guidance branches in one forward, as diffusers' classic pipeline does.
-FLUX.2 klein's reads nothing from the GPU.
+FLUX.2's read nothing from the GPU, and FLUX.2-dev's text has its authors' system message.
+Krea 2's texts are not filled up.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +15,15 @@ from diffusers.models.transformers.transformer_z_image import (
     ZSingleStreamAttnProcessor,
 )
 from diffusers.modular_pipelines.flux2.decoders import Flux2UnpackLatentsStep
+from diffusers.modular_pipelines.krea2.before_denoise import Krea2TextInputsStep
+from diffusers.modular_pipelines.krea2.denoise import (
+    Krea2LoopDenoiser,
+    Krea2TurboLoopDenoiser,
+)
 from diffusers.modular_pipelines.z_image.denoise import ZImageLoopDenoiser
+from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
+from torch.nn import functional
 
 Blocks = dict[str, Any]
 
@@ -96,8 +105,98 @@ class RowsInOrder(Flux2UnpackLatentsStep):
         return components, state
 
 
+class TextsWithoutPadding(Krea2TextInputsStep):
+    """On a GPU, give Krea 2 its texts without the rows that fill them up.
+
+    The library masks those rows, and a GPU's fastest kernels take no mask. Rows of texts have no
+    positions. On a CPU the library's rows stay: without them, sums round differently.
+    """
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        components, state = super().__call__(components, state)
+        for name in ("prompt_embeds", "negative_prompt_embeds"):
+            rows, mask = state.get(name), state.get(f"{name}_mask")
+            if rows is not None and mask is not None and rows.is_cuda:
+                state.set(name, rows[0][mask[0]][None])
+                state.set(f"{name}_mask", None)
+        return components, state
+
+
+class Krea2Step:
+    """A step of Krea 2 that takes texts without a mask, as its transformer does.
+
+    It has the classic pipeline's bits: torch multiplies by a weight that may need a gradient in
+    another way if there are rows of rows, and loaded weights need none.
+    """
+
+    @property
+    def inputs(self) -> list[Any]:
+        own: list[Any] = super().inputs  # type: ignore[misc]
+        is_mask = [one.name == "prompt_embeds_mask" for one in own]
+        return [
+            replace(one, required=False) if is_so else one
+            for one, is_so in zip(own, is_mask, strict=True)
+        ]
+
+    @torch.no_grad()
+    def __call__(self, components: Any, block_state: Any, i: int, t: torch.Tensor) -> Any:
+        weight = components.transformer.text_fusion.projector.weight
+        weight.requires_grad_(weight.is_floating_point())
+        return super().__call__(components, block_state, i, t)  # type: ignore[misc]
+
+
+class OneBranch(Krea2Step, Krea2TurboLoopDenoiser):
+    pass
+
+
+class BranchesOfOwnLengths(Krea2Step, Krea2LoopDenoiser):
+    """Guidance with texts that are not filled up; the library's block has one length for both."""
+
+    @torch.no_grad()
+    def __call__(self, components: Any, block_state: Any, i: int, t: torch.Tensor) -> Any:
+        texts = [block_state.prompt_embeds, block_state.negative_prompt_embeds]
+        masks = block_state.prompt_embeds_mask, block_state.negative_prompt_embeds_mask
+        if texts[1] is None or any(one is not None for one in masks):
+            return super().__call__(components, block_state, i, t)
+        network = components.transformer
+        latents, time = (
+            one.to(network.dtype) for one in (block_state.latents, block_state.timestep)
+        )
+        of_picture = block_state.position_ids[-latents.shape[1] :]
+        towards, away = (
+            network(
+                hidden_states=latents,
+                encoder_hidden_states=text.to(network.dtype),
+                timestep=time,
+                position_ids=functional.pad(of_picture, (0, 0, text.shape[1], 0)),
+                attention_kwargs=block_state.attention_kwargs,
+                return_dict=False,
+            )[0]
+            for text in texts
+        )
+        block_state.noise_pred = towards + components.guider.guidance_scale * (towards - away)
+        return components, block_state
+
+
+def _leave_out_padding(blocks: Blocks) -> None:
+    blocks["denoise.input"] = TextsWithoutPadding()
+    steps = blocks["denoise.denoise"].sub_blocks
+    is_turbo = isinstance(steps["denoiser"], Krea2TurboLoopDenoiser)
+    steps["denoiser"] = OneBranch() if is_turbo else BranchesOfOwnLengths()
+
+
 def _join_branches(blocks: Blocks) -> None:
     blocks["denoise.denoise"].sub_blocks["denoiser"] = JoinedBranches()
+
+
+def _read_as_classic(blocks: Blocks) -> None:
+    """Give texts the classic pipeline's system message, which has a line break.
+
+    It is the message of FLUX.2's authors; the library's block has a space there.
+    """
+    blocks["text_encoder"].DEFAULT_SYSTEM_MESSAGE = SYSTEM_MESSAGE
+    _unpack_in_order(blocks)
 
 
 def _unpack_in_order(blocks: Blocks) -> None:
@@ -114,4 +213,6 @@ OWN_BLOCKS: dict[str, Callable[[Blocks], None]] = {
     "joined branches": _join_branches,
     "rows in order": _unpack_in_order,
     "texts alone": _leave_out_pictures,
+    "system message": _read_as_classic,
+    "texts without padding": _leave_out_padding,
 }

@@ -26,12 +26,20 @@ KLEIN: dict[str, Set[str]] = SHARED | {
     "vae": {"AutoencoderKLFlux2"},
     "text_encoder": {"Qwen3ForCausalLM"},
 }
+FLUX2: dict[str, Set[str]] = KLEIN | {
+    "tokenizer": {"PixtralProcessor"},
+    "text_encoder": {"Mistral3ForConditionalGeneration"},
+}
+KREA2: dict[str, Set[str]] = QWEN | {
+    "transformer": {"Krea2Transformer2DModel"},
+    "text_encoder": {"Qwen3VLModel"},
+}
 Z_IMAGE: dict[str, Set[str]] = SHARED | {
     "transformer": {"ZImageTransformer2DModel"},
     "vae": {"AutoencoderKL"},
     "text_encoder": {"Qwen3Model", "Qwen3ForCausalLM"},
 }
-KONTEXT: dict[str, Set[str]] = SHARED | {
+FLUX: dict[str, Set[str]] = SHARED | {
     "transformer": {"FluxTransformer2DModel"},
     "vae": {"AutoencoderKL"},
     "text_encoder": {"CLIPTextModel"},
@@ -55,7 +63,7 @@ FITS_QWEN21: tuple[Rule, ...] = (
     (("transformer", "in_channels"), 1, ("vae", "z_dim")),
     (("transformer", "out_channels"), 1, ("vae", "z_dim")),
 )
-FITS_KLEIN: tuple[Rule, ...] = (
+FITS_FLUX2: tuple[Rule, ...] = (
     (("transformer", "joint_attention_dim"), 3, TEXT_WIDTH),
     (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
 )
@@ -63,7 +71,7 @@ FITS_Z_IMAGE: tuple[Rule, ...] = (
     (("transformer", "cap_feat_dim"), 1, TEXT_WIDTH),
     (("transformer", "in_channels"), 1, ("vae", "latent_channels")),
 )
-FITS_KONTEXT: tuple[Rule, ...] = (
+FITS_FLUX: tuple[Rule, ...] = (
     (("transformer", "joint_attention_dim"), 1, ("text_encoder_2", "d_model")),
     (("transformer", "pooled_projection_dim"), 1, TEXT_WIDTH),
     (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
@@ -71,4 +79,8 @@ FITS_KONTEXT: tuple[Rule, ...] = (
 FITS_LONGCAT: tuple[Rule, ...] = (
     (("transformer", "joint_attention_dim"), 1, TEXT_WIDTH),
     (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
+)
+FITS_KREA2: tuple[Rule, ...] = (
+    (("transformer", "text_hidden_dim"), 1, TEXT_WIDTH),
+    (("transformer", "in_channels"), 4, ("vae", "z_dim")),
 )

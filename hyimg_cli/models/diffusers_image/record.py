@@ -63,7 +63,10 @@ _SIDES = (
     *((832, 1248), (1248, 832)),
 )
 # Of a text encoder's tensor, its layer.
-_TEXT_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_TEXT_LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
+_HEAD = re.compile(r"(?:language_model\.)?lm_head\.")
+# Control tokens begin with one of these.
+_MARKS = ("<", "[")
 _TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
 # Pixels of a source picture in every step.
 _REFERENCE_PIXELS = 1024**2
@@ -121,8 +124,8 @@ class EditorFolder(ImageCheckpoint):
 
     def __init__(self, folder: Path, model: str, weights: Path | None = None) -> None:
         self.layout = read_layout(folder, weights)
-        _refuse_unsupported(self.layout)
         self.kind = kind_of(self.layout)
+        _refuse_unsupported(self.layout, self.kind)
         refuse_unfitting(self.layout, self.kind.fits, self.kind.text_layers)
         self.card = _card(self.layout, self.kind, model)
 
@@ -146,7 +149,9 @@ class EditorFolder(ImageCheckpoint):
             raise JobError(what, where="num_inference_steps", hint=hint, code="job.one-step")
         for name in ("prompt", "negative_prompt"):
             text = getattr(job, name)
-            if "<" in text and (found := [one for one in self._control_tokens if one in text]):
+            if any(one in text for one in _MARKS) and (
+                found := [one for one in self._control_tokens if one in text]
+            ):
                 what = f"the text contains the control token {max(found, key=len)}"
                 raise JobError(what, where=name, hint="remove it", code="job.control-token")
         self._refuse_narrow(job)
@@ -236,7 +241,7 @@ class EditorFolder(ImageCheckpoint):
                 listed = own.values.get("added_tokens")
                 for one in (*decoder, *(listed if isinstance(listed, list) else ())):
                     match one:
-                        case {"content": str(token), "special": True} if token.startswith("<"):
+                        case {"content": str(token), "special": True} if token.startswith(_MARKS):
                             found.add(token)
         return frozenset(found)
 
@@ -362,9 +367,13 @@ def shifted(scheduler: Config, shift: float) -> dict[str, float | None]:
     return dict.fromkeys(("base_shift", "max_shift"), math.log(shift)) | {"shift_terminal": None}
 
 
-def _refuse_unsupported(layout: CheckpointLayout) -> None:
+def _refuse_unsupported(layout: CheckpointLayout, kind: LibraryPipeline) -> None:
     """Raise CheckpointError for a checkpoint that cannot be run."""
     refuse_quantized(layout)
+    for name, expected in kind.built_in.items():
+        found = layout.index.values.get(name, expected)
+        if found != expected:
+            raise layout.index.fault(name, found, f"{expected}, as in diffusers' blocks")
     for part in layout.components.values():
         if part.has_weights and part.config().has("auto_map"):
             hint = "use a version without auto_map: a checkpoint's code is never executed"
@@ -387,7 +396,7 @@ def _is_loaded(kind: LibraryPipeline, component: str, path: str) -> bool:
         return True
     layer = _TEXT_LAYER.match(path)
     is_last = layer is not None and 0 < kind.text_layers <= int(layer[1])
-    return not (is_last or path.startswith("lm_head."))
+    return not (is_last or _HEAD.match(path))
 
 
 def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelCard:

@@ -21,14 +21,18 @@ from hyimg_cli.spec.job import ImageJob, Size
 _OF_KLEIN_4B = 3 * 2560
 # Positions of Qwen-Image, minus the ones that a canvas with sides of 8,192 pixels may take.
 _QWEN_ROWS = 4096 - 256
+# Layers of Krea 2's text encoder that its blocks read.
+_KREA2_LAYERS = [2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35]
 # Sizes of FLUX.1 Kontext's training, to which the library scales sources.
 _KONTEXT_SIZES = (
     *((672, 1568), (688, 1504), (720, 1456), (752, 1392), (800, 1328), (832, 1248), (880, 1184)),
     *((944, 1104), (1024, 1024), (1104, 944), (1184, 880), (1248, 832), (1328, 800), (1392, 752)),
     *((1456, 720), (1504, 688), (1568, 672)),
 )
+_KREA2_LICENCE = "krea-2-community-license"
 _NO_GUIDANCE = "its steps have no guidance"
-_NO_BRANCH = "guidance_scale is an input of its network; diffusers' true_cfg_scale is not supported"
+_GUIDANCE_IS_INPUT = "guidance_scale is an input of its network"
+_NO_BRANCH = f"{_GUIDANCE_IS_INPUT}; diffusers' true_cfg_scale is not supported"
 _SHORT = {"tokenizer": 512}
 
 
@@ -55,12 +59,27 @@ def _layered_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
 
 
 _KLEIN_PIPELINE = LibraryPipeline(
-    "Flux2KleinModularPipeline", parts.KLEIN, parts.FITS_KLEIN, 0, 12, steps=4, guidance=1.0,
+    "Flux2KleinModularPipeline", parts.KLEIN, parts.FITS_FLUX2, 0, 12, steps=4, guidance=1.0,
     licence="", negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
     text_layers=28, text_tokens=_SHORT, shows_pictures=False, scales_pictures=False,
     fits_kept=True, is_bounded=True,
     own_blocks="rows in order",
+)  # fmt: skip
+_FLUX_PIPELINE = LibraryPipeline(
+    "FluxModularPipeline", parts.FLUX, parts.FITS_FLUX, 0, 0, steps=50, guidance=3.5,
+    licence=NON_COMMERCIAL, negative=None, no_negative=_NO_BRANCH,
+    # Its guidance is an input of the transformer: never a second branch.
+    guides_above=math.inf,
+    text_tokens={"tokenizer": 77 - 2, "tokenizer_2": 512 - 1},
+)  # fmt: skip
+_KREA2_PIPELINE = LibraryPipeline(
+    "Krea2ModularPipeline", parts.KREA2, parts.FITS_KREA2, 0, 0, steps=52, guidance=3.5,
+    licence=_KREA2_LICENCE, negative="", guides_above=0.0,
+    # Of 512 rows, five are for the end of its template.
+    text_tokens={"tokenizer": 512 - 5}, text_layers=36,
+    own_blocks="texts without padding",
+    built_in={"text_encoder_select_layers": _KREA2_LAYERS, "patch_size": 2},
 )  # fmt: skip
 _QWEN21_PIPELINE = LibraryPipeline(
     "QwenImage21ModularPipeline", parts.QWEN21, parts.FITS_QWEN21, 0, 10, steps=40, guidance=1.0,
@@ -111,21 +130,24 @@ KINDS = {
     ),
     "Flux2KleinPipeline": _KLEIN_PIPELINE,
     "Flux2KleinKVPipeline": replace(_KLEIN_PIPELINE, prefix="references"),
+    "Flux2Pipeline": replace(
+        _KLEIN_PIPELINE, blocks="Flux2ModularPipeline", parts=parts.FLUX2, most=10, steps=50,
+        guidance=4.0, licence=NON_COMMERCIAL, no_negative=_GUIDANCE_IS_INPUT, is_distilled=False,
+        guides_above=math.inf, text_layers=31, own_blocks="system message",
+    ),
     "QwenImage21Pipeline": _QWEN21_PIPELINE,
     "ZImagePipeline": LibraryPipeline(
         "ZImageModularPipeline", parts.Z_IMAGE, parts.FITS_Z_IMAGE, 0, 0, steps=50, guidance=5.0,
         negative="", guides_above=0.0, text_tokens=_SHORT, own_blocks="joined branches",
     ),
-    # Its guidance is an input of the transformer: never a second branch.
-    "FluxKontextPipeline": LibraryPipeline(
-        "FluxKontextModularPipeline", parts.KONTEXT, parts.FITS_KONTEXT, 0, 1, steps=28,
-        guidance=2.5, licence=NON_COMMERCIAL, negative=None, no_negative=_NO_BRANCH,
-        guides_above=math.inf,
-        own_inputs=_kontext_inputs,
-        text_tokens={"tokenizer": 77 - 2, "tokenizer_2": 512 - 1},
-        of_encoders=frozenset({"_auto_resize"}), shows_pictures=False, least_side=16,
+    "FluxPipeline": _FLUX_PIPELINE,
+    "FluxKontextPipeline": replace(
+        _FLUX_PIPELINE, blocks="FluxKontextModularPipeline", most=1, steps=28, guidance=2.5,
+        own_inputs=_kontext_inputs, of_encoders=frozenset({"_auto_resize"}), least_side=16,
+        shows_pictures=False,
         fitted_sizes=_KONTEXT_SIZES, fits_kept=True, squares=True,
     ),
+    "Krea2Pipeline": _KREA2_PIPELINE,
     "LongCatImagePipeline": _LONGCAT_PIPELINE,
     "LongCatImageEditPipeline": replace(
         _LONGCAT_PIPELINE, blocks="LongCatImageEditModularPipeline", fewest=1, most=1, guidance=4.5,
@@ -144,7 +166,8 @@ _DISTILLED: dict[str, tuple[dict[str, float], int, float]] = {
 def kind_of(layout: CheckpointLayout) -> LibraryPipeline:
     """Return the pipeline's row, adapted to a checkpoint's base or turbo version.
 
-    For a klein base model, or a turbo version of Qwen-Image-2.1, Z-Image or LongCat-Image-Edit.
+    For a klein base model, FLUX.1 schnell, or a turbo version of Krea 2, Qwen-Image-2.1, Z-Image or
+    LongCat-Image-Edit.
     """
     kind, index = KINDS[layout.family], layout.index
     if kind is _KLEIN_PIPELINE and not index.flag("is_distilled", False):
@@ -164,6 +187,32 @@ def kind_of(layout: CheckpointLayout) -> LibraryPipeline:
             is_distilled=True,
             no_negative=_NO_GUIDANCE,
         )
+    if kind is _FLUX_PIPELINE and not layout.components["transformer"].config().flag(
+        "guidance_embeds", False
+    ):
+        # FLUX.1 schnell, by the page of its release.
+        return replace(
+            kind,
+            steps=4,
+            guidance=0.0,
+            licence=APACHE,
+            is_distilled=True,
+            no_negative=_NO_GUIDANCE,
+            own_inputs=lambda job, card: {"max_sequence_length": 256},
+            of_encoders=frozenset({"max_sequence_length"}),
+            text_tokens={**kind.text_tokens, "tokenizer_2": 256 - 1},
+        )
+    if kind is _KREA2_PIPELINE and index.flag("is_distilled", False):
+        return replace(
+            kind,
+            blocks="Krea2TurboModularPipeline",
+            steps=8,
+            guidance=0.0,
+            negative=None,
+            is_distilled=True,
+            has_own_shift=True,
+            no_negative=_NO_GUIDANCE,
+        )
     if layout.family in _DISTILLED:
         known, steps, guidance = _DISTILLED[layout.family]
         if known.items() <= layout.components["scheduler"].config().values.items():
@@ -181,7 +230,7 @@ def licence_of(layout: CheckpointLayout) -> str:
         return NON_COMMERCIAL
     if words and words[0] != "other":
         return APACHE if words[0] == "apache-2.0" else words[0]
-    if of_releases := KINDS[layout.family].licence:
+    if of_releases := kind_of(layout).licence:
         return of_releases
     width = layout.components["transformer"].config().count("joint_attention_dim", 0)
     return APACHE if width == _OF_KLEIN_4B else NON_COMMERCIAL if width > _OF_KLEIN_4B else UNKNOWN

@@ -373,6 +373,8 @@ _EXPECTED = (
     # `CheckpointLayout.notes` names them.
     "but are not expected and will be ignored",
     "The following part of your input was truncated",
+    # diffusers' FLUX.2-dev gives the length of its texts so.
+    "Kwargs passed to `processor.__call__` have to be in `processor_kwargs`",
     "Token indices sequence length is longer",
 )
 # Stderr belongs to the caller's progress.
@@ -383,6 +385,7 @@ for _name in (
     "diffusers.configuration_utils",
     "diffusers.models.modeling_utils",
     "diffusers.modular_pipelines.flux.encoders",
+    "transformers.processing_utils",
     "transformers.tokenization_utils_base",
 ):
     logging.getLogger(_name).addFilter(_is_news)

@@ -17,7 +17,8 @@ from hyimg_cli.journal.journal import RunFolder
 STEPS = 3
 GUIDANCE = {
     "klein": 1.0, "klein-base": 4.0, "z-image": 5.0, "kontext": 2.5, "longcat": 4.0,
-    "longcat-edit": 4.5,
+    "longcat-edit": 4.5, "flux2-dev": 4.0, "flux-dev": 3.5, "flux-schnell": 0.0, "krea2": 3.5,
+    "krea2-turbo": 0.0,
 }  # fmt: skip
 Line = dict[str, Any]
 Checkpoint = Callable[[str], Path]
@@ -65,6 +66,8 @@ def drawn_by_library(
     if folder.name == "kontext" and "size" in one:
         area = given["width"] // 16 * (given["height"] // 16) * 16**2
         given |= {"max_area": area, "_auto_resize": False}
+    if folder.name == "flux-schnell":
+        given["max_sequence_length"] = 256
     if folder.name == "longcat":
         given["enable_prompt_rewrite"] = False
     made = pipeline(

@@ -18,6 +18,7 @@ from hyimg_cli.models.registry import model_card
 QUICK = "qwen-image-edit-plus"
 EDITORS = ["qwen-image-edit", QUICK, "qwen-image-edit-2511", "qwen-image-2.1"]
 EDITORS += ["qwen-image-2.1-turbo", "klein", "klein-base", "klein-kv", "kontext", "longcat-edit"]
+EDITORS += ["flux2-dev"]
 # Pixels of a token, along a side.
 TOKEN = 16
 

@@ -14,7 +14,7 @@ from hyimg_cli.models.diffusers_image.record import EditorFolder
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, View
 from hyimg_cli.spec.options import KeepOutside, TextSampling
 
-EDITORS = ["qwen-image-edit", "qwen-image-edit-plus", "klein", "klein-kv", "kontext"]
+EDITORS = ["qwen-image-edit", "qwen-image-edit-plus", "klein", "klein-kv", "flux2-dev", "kontext"]
 EDITORS += ["longcat-edit", "qwen-image-2.1"]
 BOXES = {"one": (190, 120, 226, 150), "two": (30, 60, 70, 86)}
 

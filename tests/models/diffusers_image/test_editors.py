@@ -30,7 +30,10 @@ from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.pipelines.request import confirm_visible
 
 # These take the same path as another of them, with other numbers.
-ALIKE = {"klein-base", "qwen-image-edit-2511", "longcat"}
+ALIKE = {"klein-base", "qwen-image-edit-2511", "longcat", "krea2-turbo"}
+# Of each way to read a text, and with guidance as an input.
+NEW = ("flux2-dev", "flux-dev", "flux-schnell", "krea2", "krea2-turbo")
+DISTILLED = {"klein", "flux-schnell", "krea2-turbo"}
 LAYERED = "qwen-image-layered"  # see test_layers
 UNSHARED = {kind for kind in tiny_editors.PIPELINES if "2.1" not in kind} - {"klein-kv", LAYERED}
 
@@ -48,14 +51,19 @@ def test_pixels_are_the_librarys_whatever_is_shared(
         "qwen-image-edit-2511": [("s1.png", "s0.png")],
         "klein": [(), ("s0.png",), ("s1.png", "s0.png")],
         "klein-base": [(), ("s0.png", "s1.png")],
+        "flux2-dev": [(), ("s0.png",), ("s1.png", "s0.png")],
         "kontext": [(), ("s0.png",), ("s1.png",)],
         "longcat-edit": [("s0.png",), ("s1.png",)],
     }.get(kind, [()])
     lines = [line(f"{number}", "red", *images) for number, images in enumerate(sets)]
-    if kind != "klein":
-        odd = "160x128" if kind == "z-image" else "107x90"  # Z-Image refuses that
+    if kind not in DISTILLED:
+        # Z-Image refuses other sizes, and Krea 2 rounds them up.
+        odd = "160x128" if kind in ("z-image", "krea2") else "107x90"
         lines.append(line("plain", "blue", *sets[0], guidance_scale=1, seed=8, size=odd))
-    if not kind.startswith(("klein", "kontext")):
+    if kind.startswith(("krea2", "flux-")):
+        scale = {} if kind in DISTILLED else {"guidance_scale": 0}
+        lines += [line(f"seed-{seed}", "a blue dog", seed=seed, **scale) for seed in (3, 4)]
+    if not kind.startswith(("klein", "kontext", "flux")) and kind not in DISTILLED:
         lines += [
             line(f"away-{text}", "red", *sets[0], negative_prompt=text) for text in ("", "green")
         ]
@@ -119,13 +127,15 @@ def test_an_edit_without_a_size_has_the_librarys_own(
         pytest.param("qwen-image-edit", 1, marks=pytest.mark.thorough),
         *(("qwen-image-edit", STEPS), ("kontext", 2), ("longcat-edit", 1)),
         *(("qwen-image-2.1", 1), ("klein-kv", 2)),
+        *(pytest.param(kind, 2, marks=pytest.mark.thorough) for kind in NEW),
     ],
 )
 def test_a_run_that_ends_behind_any_step_goes_on_there(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     monkeypatch: pytest.MonkeyPatch, kind: str, stop: int,
 ) -> None:  # fmt: skip
-    manifest = str(write_manifest(line("a", "red", "s0.png", size="auto")))
+    images = sources[: KINDS[tiny_editors.PIPELINES[kind]].most][:1]
+    manifest = str(write_manifest(line("a", "red", *images, size="auto")))
     model, whole = str(checkpoint(kind)), tmp_path / "whole"
     often = ("--checkpoint-every", "1", "--cache-dir", str(tmp_path / "cache"))
     run_cli("generate", manifest, "--model", model, "-o", str(whole), *often)
@@ -147,7 +157,13 @@ def test_a_run_that_ends_behind_any_step_goes_on_there(
     assert not list(out.glob("latents/*"))
 
 
-@pytest.mark.parametrize("kind", ["qwen-image-edit-plus", "klein", "kontext", "longcat-edit"])
+@pytest.mark.parametrize(
+    "kind",
+    thorough_but(
+        ["qwen-image-edit-plus", "klein", "kontext", "longcat-edit"],
+        ["qwen-image-edit-plus", "klein", "flux2-dev", "kontext", "longcat-edit"],
+    ),
+)
 def test_an_edit_keeps_its_source_outside_and_is_replayed(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     kind: str,
@@ -234,7 +250,7 @@ def test_a_picture_of_one_colour_is_no_picture() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"_class_name": "FluxPipeline"}, "checkpoint.family"),
+        ({"_class_name": "FluxFillPipeline"}, "checkpoint.family"),
         ({"vae": ["my_code", "Vae"]}, "checkpoint.component"),
         ({"transformer": ["diffusers", "FluxTransformer2DModel"]}, "checkpoint.component"),
     ],

@@ -73,7 +73,9 @@ def plan_of(run_cli: Any, folder: Path, pipeline: str, *flags: str, code: int = 
 def unread_numbers(folder: Path, text_layers: int) -> int:
     """The numbers of a text encoder's head, and of layers behind those that the pipeline reads."""
     tensors = EditorFolder(folder, "").layout.components["text_encoder"].known_tensors()
-    layers = {name: re.match(r"model\.layers\.(\d+)\.", name) for name in tensors}
+    layers = {
+        name: re.match(r"(?:model\.|language_model\.)*layers\.(\d+)\.", name) for name in tensors
+    }
     return sum(
         math.prod(tensors[name].shape)
         for name, layer in layers.items()

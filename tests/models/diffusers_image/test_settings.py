@@ -54,6 +54,8 @@ UNGUIDED = {
     "z-image": 0,
     "longcat": 1,
     "kontext": 1,
+    "flux-dev": 1,
+    "krea2": 0,
     "qwen-image-2.1": 1,
 }
 Draw = Callable[[LatentImageModel, ImageJob], Tensor]
@@ -92,6 +94,9 @@ DRAWERS = [
     "longcat",
     "qwen-image-2.1",
     "klein-kv",
+    "flux2-dev",
+    "flux-schnell",
+    "krea2",
 ]
 
 
@@ -150,7 +155,7 @@ def test_the_same_bits_with_one_network_on_the_device_at_a_time(
         assert torch.equal(found, expected)
         assert np.array_equal(model.decode_latents(job, found), expected_pixels)
         turns = [name for name, _ in groupby(seen)]
-        encoders = ["text_encoder"] + ["text_encoder_2"] * (kind == "kontext")
+        encoders = ["text_encoder"] + ["text_encoder_2"] * (kind in ("kontext", "flux-schnell"))
         encoders += ["vae"] * len(job.images)
         assert turns == [*encoders, "transformer", "vae"]
 
@@ -238,6 +243,7 @@ def test_tiles_are_the_librarys(
     [
         *(("qwen-image", 3, 4), ("qwen-image-edit-plus", 3, 8), ("z-image", 5, 3)),
         *(("kontext", 5, 3), ("longcat", 5, 3), ("qwen-image-2.1", 5, 3)),
+        *(pytest.param(kind, 5, 3, marks=pytest.mark.thorough) for kind in ("flux-dev", "krea2")),
     ],
 )
 def test_a_flow_shift_is_the_schedule_of_few_step_models(
@@ -325,6 +331,9 @@ LAYERS = {
     "klein-base": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.attn.to_out"],
     "qwen-image-2.1": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_out.0"],
     "kontext": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_v"],
+    "flux2-dev": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.attn.to_out"],
+    "flux-dev": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_v"],
+    "krea2": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.down"],
     "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2"],
 }
 
@@ -337,7 +346,7 @@ def lora(file: Path, network: nn.Module, layers: list[str], *, published: bool, 
         if published:
             names = (f"{layer}.lora_down", f"{layer}.lora_up")
             tensors[f"{layer}.alpha"] = torch.tensor(3.0)
-        elif layers is LAYERS["kontext"]:  # whose loader reads these apart
+        elif layers in (LAYERS["kontext"], LAYERS["flux-dev"]):  # whose loader reads these apart
             tensors[f"transformer.{layer}.alpha"] = torch.tensor(3.0)
         tensors |= {f"{name}.weight": one for name, one in zip(names, (down, up), strict=True)}
     return write(file, tensors).name
