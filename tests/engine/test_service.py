@@ -200,6 +200,25 @@ def test_what_may_pass_is_tried_again_and_each_batch_counts_its_own_failures(
     assert isinstance(bad.error, ConsecutiveErrors)
 
 
+def test_a_job_of_two_drawings_is_one_job(
+    started: Callable[..., Service], jobs: Callable[..., list[ImageJob]], tmp_path: Path
+) -> None:
+    """Done, failed and dropped: its caller is told of one end, and of the steps of both."""
+    service, crops = started(), ((0, 0, 9, 9), (20, 20, 29, 29))
+    several = [replace(job, crops=crops) for job in jobs("good", "fail", "slow")]
+    caller = Caller(service.session("a", "k"), several, tmp_path / "a")
+    while len([one for one in caller.events if isinstance(one, JobEnded)]) < 2:
+        assert caller.is_alive()
+        time.sleep(0.001)
+    caller.session.request_stop(signal.SIGTERM)
+    assert caller.ended() == {"j0": "done", "j1": "failed"}
+    assert isinstance(caller.error, Interrupted)
+    assert sum(isinstance(one, JobStarted) for one in caller.events) == 3
+    # Earlier progress may be skipped.
+    assert {one.total for one in caller.events if isinstance(one, Progress)} <= {4}
+    assert service.counts()["at_work"] == {}
+
+
 def test_a_session_that_is_stopped_leaves_the_others(
     started: Callable[..., Service], jobs: Callable[..., list[ImageJob]], tmp_path: Path
 ) -> None:
