@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 _AS_LORA = "give it with --lora FILE, and its base model with --model"
 _AS_PART = "--model takes the transformer; keep this one in the folder that --components names"
-_OTHER_TOOLS = "use a model that docs/editors.md names, or run this one with ComfyUI or dgenerate"
+OTHER_TOOLS = "use a model that docs/editors.md names, or run this one with ComfyUI or dgenerate"
 _EDITORS = "use a model that docs/editors.md names"
 _NO_ADAPTERS = "hyimg has no such networks: give a picture model with --model"
 _VIDEO = "give the checkpoint's folder in diffusers' layout with --video-model"
@@ -48,15 +48,15 @@ ADAPTERS = (
     Row("a motion module of AnimateDiff", _NO_ADAPTERS, (r"(.*\.)?motion_modules\.",)),
 )
 OTHERS = (
-    Row("an SDXL checkpoint", _OTHER_TOOLS, (r"conditioner\.embedders\.",)),
-    Row("an SDXL UNet", _OTHER_TOOLS, (_IN + r"input_blocks\.", _IN + r"label_emb\.")),
-    Row("an SDXL UNet", _OTHER_TOOLS, (r"down_blocks\.", r"add_embedding\.")),
-    Row("a Stable Diffusion 2 checkpoint", _OTHER_TOOLS, (r"cond_stage_model\.model\.",)),
-    Row("a Stable Diffusion 1.5 checkpoint", _OTHER_TOOLS, (r"cond_stage_model\.",)),
-    Row("a Stable Diffusion UNet", _OTHER_TOOLS, (_IN + r"input_blocks\.",)),
-    Row("a Stable Diffusion UNet", _OTHER_TOOLS, (r"down_blocks\.", r"time_embedding\.")),
-    Row("Stable Diffusion 3", _OTHER_TOOLS, (_IN + r"joint_blocks\.",)),
-    Row("Stable Diffusion 3", _OTHER_TOOLS, (r"pos_embed\.pos_embed", r"context_embedder\.")),
+    Row("an SDXL checkpoint", OTHER_TOOLS, (r"conditioner\.embedders\.",)),
+    Row("an SDXL UNet", OTHER_TOOLS, (_IN + r"input_blocks\.", _IN + r"label_emb\.")),
+    Row("an SDXL UNet", OTHER_TOOLS, (r"down_blocks\.", r"add_embedding\.")),
+    Row("a Stable Diffusion 2 checkpoint", OTHER_TOOLS, (r"cond_stage_model\.model\.",)),
+    Row("a Stable Diffusion 1.5 checkpoint", OTHER_TOOLS, (r"cond_stage_model\.",)),
+    Row("a Stable Diffusion UNet", OTHER_TOOLS, (_IN + r"input_blocks\.",)),
+    Row("a Stable Diffusion UNet", OTHER_TOOLS, (r"down_blocks\.", r"time_embedding\.")),
+    Row("Stable Diffusion 3", OTHER_TOOLS, (_IN + r"joint_blocks\.",)),
+    Row("Stable Diffusion 3", OTHER_TOOLS, (r"pos_embed\.pos_embed", r"context_embedder\.")),
     Row("Chroma", _EDITORS, (_IN + r"distilled_guidance_layer\.",)),
     Row("AuraFlow", _EDITORS, (_IN + r"(double_layers|joint_transformer_blocks)\.",)),
     Row("HiDream", _EDITORS, (_IN + r"double_stream_blocks\.",)),

@@ -47,6 +47,7 @@ from hyimg_cli.models.diffusers_video.layout import (
 from hyimg_cli.models.diffusers_video.record import stored_networks
 from hyimg_cli.models.diffusers_video.tokenizers import check_headers, count_beyond
 from hyimg_cli.models.family import Family, ImageCheckpoint
+from hyimg_cli.models.foreign_files import OTHER_TOOLS
 from hyimg_cli.models.licences import UNKNOWN
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.card import NO_TEXT, Bucket, ModelCard, Networks, SamplingDefaults
@@ -108,7 +109,9 @@ def read_layout(folder: Path, weights: Path | None = None) -> CheckpointLayout:
     name, index = pipeline_name(folder), Config.read(folder / INDEX)
     if name not in KINDS:
         what = f"{INDEX} names the pipeline {name!r}"
-        raise checkpoint.fault("family", what, folder, f"supported are {', '.join(KINDS)}")
+        is_other = name.startswith("StableDiffusion")  # SD 1.5, SDXL
+        hint = OTHER_TOOLS if is_other else f"supported are {', '.join(KINDS)}"
+        raise checkpoint.fault("family", what, folder, hint)
     components = {
         part: component_of(folder, part, index.values.get(part), classes)
         for part, classes in KINDS[name].parts.items()

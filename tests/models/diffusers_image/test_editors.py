@@ -248,15 +248,17 @@ def test_a_picture_of_one_colour_is_no_picture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("change", "code", "hint"),
     [
-        ({"_class_name": "FluxFillPipeline"}, "checkpoint.family"),
-        ({"vae": ["my_code", "Vae"]}, "checkpoint.component"),
-        ({"transformer": ["diffusers", "FluxTransformer2DModel"]}, "checkpoint.component"),
+        ({"_class_name": "FluxFillPipeline"}, "checkpoint.family", "supported are QwenImage"),
+        ({"_class_name": "StableDiffusionXLPipeline"}, "checkpoint.family", "ComfyUI or dgenerate"),
+        ({"_class_name": "StableDiffusionPipeline"}, "checkpoint.family", "ComfyUI or dgenerate"),
+        ({"vae": ["my_code", "Vae"]}, "checkpoint.component", "never executed"),
+        ({"transformer": ["diffusers", "FluxTransformer2DModel"]}, "checkpoint.component", "use"),
     ],
 )
 def test_another_pipeline_and_foreign_code_are_refused(
-    tmp_path: Path, checkpoint: Checkpoint, change: Line, code: str
+    tmp_path: Path, checkpoint: Checkpoint, change: Line, code: str, hint: str
 ) -> None:
     index = json.loads((checkpoint("qwen-image") / "model_index.json").read_text())
     folder = tmp_path / "changed"
@@ -265,6 +267,7 @@ def test_another_pipeline_and_foreign_code_are_refused(
     with pytest.raises(CheckpointError) as caught:
         EditorFolder(folder, "x")
     assert caught.value.code == code
+    assert hint in str(caught.value.hint)
 
 
 def test_the_library_has_every_pipeline_of_the_table() -> None:
