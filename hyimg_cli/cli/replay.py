@@ -23,6 +23,7 @@ from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_
 from hyimg_cli.media.recorded import read_described
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
+from hyimg_cli.spec.model_name import with_components
 from hyimg_cli.spec.options import MODEL
 
 _replay_option = partial(o.option, panel="What is replayed")
@@ -72,7 +73,7 @@ def _run(given: Mapping[str, Any], again: str) -> int:
     described = read_described(given["file"])
     wishes = Wishes(
         images_from=given["images_from"],
-        model=given["model"],
+        model=given["model"] and with_components(given["model"], given["components"]),
         revision=given["revision"],
         components=given["video_components"],
         device=given["device"] or "auto",

@@ -85,8 +85,10 @@ def lines_beside(jobs: Iterable[Job], folder: Path) -> Iterator[dict[str, Any]]:
     from_folder = leading_from(folder)
     for job in jobs:
         entry = job_to_json(job)
-        names = [_as_path(name) for name in MODEL_NAME.names(job.model)]
-        entry["model"] = MODEL_NAME.with_names(job.model, names)
+        weights, parts = parts_of(job.model)
+        # A model that ships with hyimg may have a folder's name; the parts of a file have not.
+        parts = os.path.abspath(os.path.expanduser(parts)) if _is_there(parts) else parts
+        entry["model"] = with_components(_as_path(weights), parts)
         yield map_paths(entry, lambda path: from_folder(Path(path)))
 
 
@@ -135,8 +137,12 @@ def public_model(model: str) -> str:
 
 def _as_path(name: str) -> str:
     """Return a model's name as a path if it is one; a flag's path may lack dots."""
-    there = os.path.expanduser(name)
-    return os.path.abspath(there) if os.sep in name and os.path.exists(there) else name
+    is_path = os.sep in name and _is_there(name)
+    return os.path.abspath(os.path.expanduser(name)) if is_path else name
+
+
+def _is_there(name: str) -> bool:
+    return bool(name) and os.path.exists(os.path.expanduser(name))
 
 
 def map_paths(line: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -164,6 +164,18 @@ def _job(model: str) -> Any:
     )  # fmt: skip
 
 
+def test_a_flags_parts_are_found_from_the_run(
+    run_cli: Any, write_manifest: Any, parts: Path, tmp_path: Path
+) -> None:
+    flags = ("--model", "klein.safetensors", "--components", "parts", "--no-report")
+    ran = run_cli("generate", write_manifest(LINE), *flags, "-o", "out")
+    assert ran.code == 0, ran.err
+    (line,) = (tmp_path / "out" / "manifest.resolved.jsonl").read_text().splitlines()
+    assert json.loads(line)["model"] == "../klein.safetensors+../parts"
+    (result,) = (tmp_path / "out" / "results.jsonl").read_text().splitlines()
+    assert any("drawn as parts" in one for one in json.loads(result)["notes"])
+
+
 def test_names_lose_their_folders() -> None:
     cache = "/h/models--Qwen--Qwen-Image/snapshots/a1"
     for name, public in (
