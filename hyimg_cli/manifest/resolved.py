@@ -10,7 +10,6 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
-from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.model_name import names_file, parts_of, with_components
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, boxes_text
