@@ -24,6 +24,7 @@ UTILIZATION = "--gpu-memory-utilization"
 OFFLOAD = "--cpu-offload"
 OFFLOAD_EXPERTS = "--offload-experts"
 QUANTIZATION = "--quantization"
+COMPILE = "--compile-blocks"
 TENSOR, _CFG, _CONTEXT = (f"--{name}-parallel-size" for name in ("tensor", "cfg", "context"))
 # Slugs that are not named after their flag.
 _CODES = {
@@ -31,6 +32,7 @@ _CODES = {
     OFFLOAD: "usage.cpu-offload",
     OFFLOAD_EXPERTS: "usage.cpu-offload",
     QUANTIZATION: "usage.quantization",
+    COMPILE: "usage.quantization",
     TENSOR: "usage.tensor-parallel",
     _CFG: "usage.tensor-parallel",
     _CONTEXT: "usage.context-parallel",
@@ -94,7 +96,7 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
         of_model = replace(choice, model=model)
         _refuse_of_pictures(of_model, parallel)
         refuse_unfollowed(of_model, **vars(config))
-        _refuse_packed_again(of_model)
+        _refuse_of_packed(of_model)
     for model in dict.fromkeys(job.model for job in jobs if isinstance(job, VideoJob)):
         refuse_unfollowed(replace(choice, model=model), "videos")
     for job in jobs:
@@ -102,12 +104,19 @@ def refuse_conflicts(jobs: Sequence[Job], config: RunConfig) -> None:
             _refuse_unsplit_tokens(job, config)
 
 
-def _refuse_packed_again(choice: ModelChoice) -> None:
-    """Raise UsageError for a quantization of a file that is stored in few bits."""
+def _refuse_of_packed(choice: ModelChoice) -> None:
+    """Raise UsageError for settings that a file stored in few bits cannot follow."""
     card = model_card(choice.model, choice.revision)
-    if choice.quantization != "none" and card.networks is not None and card.networks.packed:
-        what = f"{card.name} is {card.networks.packed.form}, which is packed already"
+    packed = None if card.networks is None else card.networks.packed
+    if packed is None:
+        return
+    if choice.quantization != "none":
+        what = f"{card.name} is {packed.form}, which is packed already"
         raise _refused(what, f"remove {QUANTIZATION}, or use the BF16 file", QUANTIZATION)
+    if choice.compile_blocks and packed.nbytes:
+        # Compiled, the library's unpacking rounds otherwise: another picture.
+        what = f"{card.name} is {packed.form}, whose unpacking cannot be compiled"
+        raise _refused(what, f"remove {COMPILE}, or use the BF16 file", COMPILE)
 
 
 def refuse_gpu_part(config: RunConfig) -> None:

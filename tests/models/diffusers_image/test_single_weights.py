@@ -219,19 +219,14 @@ def test_packed_tensors_of_no_linear_layer_are_unpacked(wide: Path, tmp_path: Pa
 
 
 def test_gguf_by_authors_names(wide: Path, tmp_path: Path) -> None:
-    of_gguf, of_folder = single_files.pack(
-        weights_of(wide), "Q8_0", only="^transformer_.*attn.(to|add)_[qkv]"
-    )
-    plain = {name: one for name, one in weights_of(wide).items() if of_gguf[name][0] == "F32"}
-    fused = dict[str, single_files.Stored]()
-    for stream, parts in (("img", ("to_q", "to_k", "to_v")), ("txt", ("add_q", "add_k", "add_v"))):
-        names = [n for p in parts for n in of_gguf if re.search(rf"^transformer_.*attn\.{p}", n)]
-        (rows, columns), data = of_gguf[names[0]][1], b"".join(of_gguf[n][2] for n in names)
-        fused[f"double_blocks.0.{stream}_attn.qkv.weight"] = "Q8_0", (3 * rows, columns), data
-    own = {name: single_files.stored(one) for name, one in by_authors("klein", plain).items()}
-    path = single_files.write_gguf(tmp_path / "a.gguf", own | fused)
-    copy = single_files.with_weights(wide, tmp_path / "unpacked", of_folder)
-    part = of_file(transformer(wide), path)
+    """Packed matrices are cut and swapped as their numbers are, by the library's converter."""
+    of_gguf, numbers = single_files.pack(by_authors("klein", weights_of(wide)), "Q8_0")
+    packed = {name for name, (dtype, *_) in of_gguf.items() if dtype == "Q8_0"}
+    assert {"double_blocks.0.img_attn.qkv.weight", "final_layer.adaLN_modulation.1.weight"} < packed
+    convert = single_file_utils.convert_flux2_transformer_checkpoint_to_diffusers
+    unpacked = {name: one.contiguous() for name, one in convert(numbers).items()}
+    copy = single_files.with_weights(wide, tmp_path / "unpacked", unpacked)
+    part = of_file(transformer(wide), single_files.write_gguf(tmp_path / "a.gguf", of_gguf))
     check_weights(part)
     found, expected = loaded(part), loaded(transformer(copy))
     assert torch.equal(forward_of_klein(found), forward_of_klein(expected))
