@@ -1,6 +1,7 @@
 """Files of weights as other people's tools write them: headers and zeros, without a library."""
 
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -46,9 +47,15 @@ def key(name: str, value: str | int | Sequence[str]) -> bytes:
 
 
 def gguf(
-    path: Path, tensors: Named, keys: Sequence[bytes] = (), *, version: int = 3, missing: int = 0
+    path: Path,
+    tensors: Named,
+    keys: Sequence[bytes] = (),
+    *,
+    version: int = 3,
+    missing: int = 0,
+    is_hole: bool = False,
 ) -> Path:
-    """Write a GGUF file of zeros without its last `missing` bytes."""
+    """Write a GGUF file of zeros without its last `missing` bytes; `is_hole`: not on the disk."""
     body, offset = b"", 0
     typed = _typed(tensors, "Q4_K", (1, 256))
     for name, (dtype, shape) in typed.items():
@@ -59,7 +66,11 @@ def gguf(
         _, block, size = TYPES.get(number, ("", 1, 1))
         offset += -(prod(shape) // block * size // -32) * 32
     start = b"GGUF" + struct.pack("<IQQ", version, len(typed), len(keys)) + b"".join(keys) + body
-    data = start + bytes(-len(start) % 32) + bytes(offset)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if is_hole:
+        path.write_bytes(start)
+        os.truncate(path, len(start) + -len(start) % 32 + offset)
+        return path
+    data = start + bytes(-len(start) % 32) + bytes(offset)
     path.write_bytes(data[: len(data) - missing])
     return path

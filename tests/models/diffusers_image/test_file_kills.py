@@ -34,14 +34,14 @@ def test_a_night_of_edits_with_gguf_and_loras(
     folder = tiny_editors.write(tmp_path / "klein", "klein", **parts)
     packed, _ = single_files.pack(weights_of(folder), "Q4_K")
     model = single_files.write_gguf(tmp_path / "night.gguf", packed)
-    styles = [
+    ink, oil = [
         write_lora(tmp_path / f"{name}.safetensors", f"transformer_blocks.0.attn.{layer}", seed)
         for seed, (name, layer) in enumerate((("ink", "to_q"), ("oil", "to_out.0")))
     ]
     lines = [
         line(
             f"{number:03d}", ("red", "blue")[number % 2], sources[number % 2], seed=number,
-            num_inference_steps=STEPS, lora=[[], styles[:1], styles, styles[1:]][number % 4],
+            num_inference_steps=STEPS, **[{}, {"lora": ink}, {"lora": f"{ink};{oil}"}][number % 3],
         )
         for number in range(EDITS)
     ]  # fmt: skip

@@ -46,7 +46,7 @@ def test_pixels_of_gguf_with_loras(
     style = write_lora(tmp_path / "ink.safetensors", layer, 1)
     lines: list[Line] = [
         line("plain", "red", sources[0], num_inference_steps=2),
-        line("styled", "red", sources[0], num_inference_steps=2, lora=[style]),
+        line("styled", "red", sources[0], num_inference_steps=2, lora=style),
         line("again", "red", sources[0], num_inference_steps=2),
     ]
     found, expected = both(run_cli, write_manifest(*lines), pairs[kind])
@@ -61,7 +61,9 @@ def test_pixels_of_gguf_with_loras(
 def test_the_step_cache_and_a_replay(
     pairs: Any, run_cli: Any, write_manifest: Any, sources: list[str]
 ) -> None:
-    one = line("a", "red", sources[0], num_inference_steps=8, step_cache=0.3)
+    one = line(
+        "a", "red", sources[0], num_inference_steps=8, step_cache="taylor:interval=2,first=2"
+    )
     found, expected = both(run_cli, write_manifest(one), pairs["klein"])
     assert np.array_equal(found["a"], expected["a"])
     ran = run_cli("replay", "file")
@@ -89,7 +91,7 @@ def test_what_a_packed_file_does_not_follow(
 
 def test_plan_counts_gguf_as_stored(pairs: Any, run_cli: Any, write_manifest: Any) -> None:
     file, folder, _ = pairs["klein"]
-    given = ("--model", file, "--components", folder, "--dtype", "bfloat16")
+    given = ("--model", file, "--components", folder)
     plan = run_cli("plan", write_manifest(line("a", "red")), *given, "--json").json_lines[0]
     (counted,) = plan["weight_bytes"].values()
     assert counted["transformer"] == pytest.approx(Path(file).stat().st_size, rel=0.02)

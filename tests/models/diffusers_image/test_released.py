@@ -9,9 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import model_files
 import pytest
 from conftest import thorough_but
-from fake_gpu.released_editors import CHECKPOINTS, numbers, write_network
+from fake_gpu.released_editors import CHECKPOINTS, numbers, shapes, write_network
 from PIL import Image
 from tiny_editors import PIPELINES
 
@@ -106,6 +107,47 @@ def test_weights_are_counted_by_dtype_and_the_page_says_so(
     size, nbytes = f"{numbers(parts[0]) / 1e9:.1f}B", f"{sum(found.values()) / 1e9:.1f}"
     licence = registry.model_card(str(released(model))).licence
     assert rows[f"`{model}`"] == [f"`{pipeline}`", size, nbytes, licence, *flags]
+
+
+def _write_gguf(path: Path, network: str, dtype: str) -> Path:
+    """Write the header of a released transformer's GGUF file; its data are a hole."""
+    stored = dict[str, tuple[str, tuple[int, ...]]]()
+    for name, shape in shapes(network).items():
+        is_packed = len(shape) == 2 and shape[1] % 256 == 0 and re.search("blocks|layers", name)
+        plain = "F32" if len(shape) == 1 else "BF16"
+        stored[name] = dtype if is_packed else plain, tuple(shape)
+    return model_files.gguf(path, stored, is_hole=True)
+
+
+_TYPES = ("Q8_0", "Q4_K")
+
+
+@pytest.mark.parametrize(
+    "of",
+    thorough_but(
+        [("Qwen/Qwen-Image-Edit-2511", "Q4_K")],
+        [
+            (model, dtype)
+            for model in CHECKPOINTS
+            for dtype in _TYPES
+            if f"| {model.split('/')[1]} | `{dtype}`" in PAGE.read_text()
+        ],
+    ),
+)
+def test_a_gguf_is_counted_as_stored_and_the_page_says_so(
+    run_cli: Any, released: Any, tmp_path: Path, of: tuple[str, str]
+) -> None:
+    model, dtype = of
+    pipeline, network, *_ = CHECKPOINTS[model]
+    file = _write_gguf(tmp_path / f"{dtype}.gguf", network, dtype)
+    flags = ("--components", str(released(model)), *GPU)
+    plan = plan_of(run_cli, file, pipeline, *flags)
+    (found,) = plan["weight_bytes"].values()
+    assert found["transformer"] == pytest.approx(file.stat().st_size, rel=0.02)
+    cards = [*plan["groups"][0]["cards"].values()][:3]
+    said = [f"`{one}`" if one else "as is" for one in cards]
+    name, size = model.split("/")[1], f"{file.stat().st_size / 1e9:.1f}"
+    assert [name, f"`{dtype}`", size, *said] in map(_cells, PAGE.read_text().splitlines())
 
 
 @pytest.mark.parametrize(
