@@ -122,17 +122,15 @@ def _write_gguf(path: Path, network: str, dtype: str) -> Path:
 _TYPES = ("Q8_0", "Q4_K")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "of",
-    thorough_but(
-        [("Qwen/Qwen-Image-Edit-2511", "Q4_K")],
-        [
-            (model, dtype)
-            for model in CHECKPOINTS
-            for dtype in _TYPES
-            if f"| {model.split('/')[1]} | `{dtype}`" in PAGE.read_text()
-        ],
-    ),
+    [
+        (model, dtype)
+        for model in CHECKPOINTS
+        for dtype in _TYPES
+        if f"| {model.split('/')[1]} | `{dtype}`" in PAGE.read_text()
+    ],
 )
 def test_a_gguf_is_counted_as_stored_and_the_page_says_so(
     run_cli: Any, released: Any, tmp_path: Path, of: tuple[str, str]
