@@ -68,7 +68,7 @@ def may_fetch() -> bool:
 def cached(model: str, revision: str | None = None) -> Path | None:
     """Return a hub id's folder in the cache, which may lack files, or None. Asks nobody."""
     known = _repository(model)
-    if not known.is_dir():
+    if not os.path.isdir(known):  # unlike its method, never raises, not for long names
         return None
     name = revision or BRANCH
     with suppress(OSError, ValueError):

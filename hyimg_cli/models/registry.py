@@ -176,7 +176,7 @@ def _found(
     """
     weights, parts = parts_of(model)
     file = Path(os.path.expanduser(weights))
-    if names_file(weights) and not file.is_dir():
+    if names_file(weights) and not os.path.isdir(file):
         single_files.refuse_alone(file, parts, lambda one: hub.cached(one, revision) is not None)
         folder = resolve_model(
             parts, revision, with_weights=with_weights, without=single_files.REPLACED

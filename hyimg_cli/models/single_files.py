@@ -1,5 +1,6 @@
 """A model that is one file: what its components are, and where to get them."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def refuse_alone(path: Path, components: str, is_here: Callable[[str], bool]) ->
 
     `is_here`: whether a hub id is in the local cache.
     """
-    if not path.exists():
+    if not os.path.exists(path):  # unlike its method, never raises, not for long names
         hint = nearest_path(str(path)) or "give the path of a file, or of a checkpoint's folder"
         raise fault("missing", f"model file not found: {path}", "", hint)
     if components:

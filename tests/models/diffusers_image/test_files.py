@@ -74,6 +74,7 @@ def test_a_file_without_its_parts_says_where_they_are(
         ("klein.safetensors", "hf download black-forest-labs/FLUX.2-klein-4B --exclude"),
         ("z_image_turbo-Q4_K_M.gguf", "add --components Tongyi-MAI/Z-Image"),
         ("none.gguf", "model file not found: none.gguf"),
+        ("m" * 5000 + ".gguf", "model file not found: mmm"),
     ):
         for command in ("check", "plan", "generate"):
             ran = run_cli(command, manifest, "--model", model, "-o", "out")
