@@ -221,7 +221,8 @@ def region_parts(outside: KeepOutside, size: Size) -> tuple[Box, ...]:
 
     A mask is read once until its file changes. Raises SourceImageError as `region_of` does.
     """
-    if outside.mask or len(outside.boxes) > 1 or outside.region_keeps == "inside":
+    is_found = outside.mask or outside.region_keeps == "inside"
+    if is_found or len(outside.boxes) > masks.MOST_PARTS or masks.do_overlap(outside.boxes):
         return _found_parts(outside, size, marks_of(outside.mask) if outside.mask else (0, 0))
     check_region(outside, size)
     return outside.boxes

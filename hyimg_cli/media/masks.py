@@ -8,8 +8,9 @@ A mask of more than two levels is soft: it blends. The levels that lossy compres
 of two are not meant, so a lossy file is soft only if its edges are wide.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ _NOISE = 8
 _MOST_OF_AN_EDGE = 5
 # Parts of a mask are apart from this many pixels on: nearer ones see each other in any crop. Of a
 # mask with more parts, the nearest ones count as one.
-_APART, _MOST_PARTS = 64, 8
+_APART, MOST_PARTS = 64, 8
 # Two sizes have the same shape if their ratios differ by no more.
 _SAME_SHAPE = 0.005
 
@@ -111,7 +112,7 @@ def parts_of(levels: Levels) -> tuple[Box, ...]:
     bounds = Image.fromarray(levels).getbbox()
     parts = [] if bounds is None else [bounds]
     gaps = {box: _widest_gap(levels, box) for box in parts}
-    while len(parts) < _MOST_PARTS and parts:
+    while len(parts) < MOST_PARTS and parts:
         box = max(parts, key=lambda one: gaps[one].stop - gaps[one].start)
         if (gap := gaps[box]).stop - gap.start < _APART:
             break
@@ -124,6 +125,14 @@ def parts_of(levels: Levels) -> tuple[Box, ...]:
             parts.append(half)
             gaps[half] = _widest_gap(levels, half)
     return tuple(sorted(parts, key=lambda one: (one[1], one[0])))
+
+
+def do_overlap(boxes: Sequence[Box]) -> bool:
+    """Return True if two of the boxes share a pixel."""
+    return any(
+        max(a[0], b[0]) < min(a[2], b[2]) and max(a[1], b[1]) < min(a[3], b[3])
+        for a, b in combinations(boxes, 2)
+    )
 
 
 class _Gap(NamedTuple):

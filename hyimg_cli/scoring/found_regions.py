@@ -191,9 +191,10 @@ def _in_region(job: ImageJob, draft: Mapping[str, Any] | None, request: RunReque
     if matte is not None:
         apart = [_grown(part, size) for part in masks.parts_of(matte)]
         if len(several := crops_of(apart, size, sizes)) > 1:
-            crops = several
-            shares = shared_out(apart, [crop.box for crop in crops])
-            boxes = [around(own) for own in shares if own]
+            shares = shared_out(apart, [crop.box for crop in several])
+            grouped = [around(own) for own in shares if own]
+            if len(grouped) == len(several) and not masks.do_overlap(grouped):
+                boxes, crops = grouped, several
     if not crops or sum(map(_area, crops)) > _MOST * size.width * size.height:
         return replace(whole, draft="a draft changed most of the picture: drawn as a whole")
     assert job.outside is not None, "the source is kept"

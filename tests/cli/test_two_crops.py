@@ -28,7 +28,7 @@ LINES: dict[str, tuple[dict[str, Any], int]] = {
     "boxes": ({"region": [[*LEFT], [*RIGHT]]}, 4),
     "mask": ({"region": "mask.png"}, 4),
     "cases": ({"region": BOTH, "n": 2, "seed": 7}, 4),
-    "near": ({"region": "24,40,60,76;90,40,120,76"}, 2),
+    "near": ({"region": "24,40,60,76;60,40,70,76"}, 2),
     "think": ({"region": BOTH, "bot_task": "think", "max_new_tokens": 4}, 2),
 }
 

@@ -298,3 +298,30 @@ def test_the_bounds_of_a_region_have_all_that_may_change(tmp_path: Path) -> None
     assert bounds == soft.getbbox() != ellipse().getbbox()
     box = KeepOutside(region=Region("0,0,80,20"), region_keeps="inside")
     assert region_parts(box, SHAPE) == ((0, 20, 80, 60),)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "expected"),
+    [
+        ("10,10,40,40;50,10,80,40", [(10, 10, 40, 40), (50, 10, 80, 40)]),  # near, but two
+        ("10,10,40,40;30,30,80,40", [(10, 10, 80, 40)]),
+        ("10,10,40,40;30,30,80,40;200,10,210,20", [(10, 10, 80, 40), (200, 10, 210, 20)]),
+    ],
+)
+def test_boxes_are_parts_unless_they_overlap(boxes: str, expected: list[Any]) -> None:
+    found = region_parts(KeepOutside(region=Region(boxes)), Size(100, 300))
+    assert sorted(found) == expected
+
+
+def test_a_mask_of_many_parts_has_eight_at_most_and_all_of_it(tmp_path: Path) -> None:
+    levels = np.zeros((400, 2400), np.uint8)
+    for n in range(12):
+        levels[::399, n * 200 : n * 200 + 20] = 255
+    Image.fromarray(levels).save(tmp_path / "mask.png")
+    outside = KeepOutside(region=Region(str(tmp_path / "mask.png")))
+    parts = region_parts(outside, Size(400, 2400))
+    assert len(parts) == 8
+    for left, top, right, bottom in parts:
+        assert levels[top:bottom, left:right].any()
+        levels[top:bottom, left:right] = 0
+    assert not levels.any()
