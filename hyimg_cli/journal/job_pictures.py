@@ -123,6 +123,8 @@ def finish(
         raise OutputError(what, code="outside.not-comparable")
     if job.draft:
         edit["draft"] = job.draft
+    if job.inpaints:
+        edit |= {"region_mode": outside.region_mode, "strength": outside.strength}
     size = Size(*source.own.shape[:2])
     given = region_of(outside, size)
     if given is not None:

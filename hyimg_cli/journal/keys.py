@@ -93,6 +93,11 @@ def job_key(
     fields = shaping_fields(job_to_json(job))
     facts = {"job": fields, "model": model_fingerprint, "settings": dict(pixel_settings)}
     if isinstance(job, ImageJob):
+        if job.outside is not None and job.inpaints:
+            # The region shapes the drawing, too.
+            mask = mask_print(job) or {"region": job.outside.region}
+            facts["inpaint"] = mask | {"keeps": job.outside.region_keeps}
+            facts["inpaint"] |= {"edits_where": job.outside.edits_where}
         if fields.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines with a given text also set bot_task; only a dynamic system prompt reads it.
             fields.pop("bot_task", None)

@@ -65,7 +65,7 @@ def put_back_all(
     regions = shared_out(parts, job.crops) if len(job.crops) > 1 else [[*parts]]
     allowed = [given if len(regions) == 1 else _only(given, own) for own in regions]
     found = [
-        _compared(one, size, crop, region, outside.region_mode)
+        _compared(one, size, crop, region, outside.put_back)
         for one, crop, region in zip(drawings, job.crops or (None,), allowed, strict=True)
     ]
     facts = [_facts(one, drawing.pixels) for one, drawing in zip(found, drawings, strict=True)]

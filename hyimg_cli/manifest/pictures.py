@@ -18,6 +18,7 @@ from hyimg_cli.settings.paths import linked
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Encoding, ImageJob, Job, Size, SizeRequest
 from hyimg_cli.spec.options import (
+    DRAWING,
     FINISHING,
     PICTURE_OPTIONS,
     TEXT_OPTIONS,
@@ -155,7 +156,8 @@ class PictureLine(ResolvedLine):
             why = "it needs keep_outside"
             if not fields.get("images"):
                 why = "there is no source image to keep"
-            for name in sorted({"kept_source", "crop", *_OF_CROPS, *FINISHING} & self.line.given):
+            names = {*DRAWING, "crop", *_OF_CROPS, *FINISHING}
+            for name in sorted(names & self.line.given):
                 yield self.unused(name, why)
             return
         number, images = self.values["kept_source"], fields["images"]
@@ -170,6 +172,16 @@ class PictureLine(ResolvedLine):
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
             what = "keep_outside includes infer_align_image_size"
             yield self.fault("conflict", what, "infer_align_image_size", "remove the field")
+        mode = self.values["region_mode"]
+        if mode == "inpaint" and not self.card.inpaints:
+            what = f"{self.card.name} cannot draw in a region only"
+            yield self.fault("conflict", what, "region_mode", 'use "limit" or "instead"')
+        elif mode == "inpaint" and not self.values["region"]:
+            what = "inpainting needs a region in which the model draws"
+            yield self.fault("conflict", what, "region_mode", "give a region")
+            return
+        elif mode != "inpaint" and "strength" in self.line.given:
+            yield self.unused("strength", f"region_mode is {mode}")
         if not self.values["region"]:
             for name in sorted({"region_mode", "region_keeps", "max_spill"} & self.line.given):
                 yield self.unused(name, "there is no region")
@@ -326,7 +338,7 @@ class PictureLine(ResolvedLine):
 
     def _outside(self) -> KeepOutside:
         """Return how the edit is put back on its source."""
-        return KeepOutside(**{name: self.values[name] for name in ("kept_source", *FINISHING)})
+        return KeepOutside(**{name: self.values[name] for name in (*DRAWING, *FINISHING)})
 
     def job(self, index: int) -> ImageJob:
         fields = self.fields

@@ -48,6 +48,8 @@ def without_effect(
         names = names if kept else [name for name in TABLES["outside"] if name != "keep_outside"]
         kind = "a region" if kept else "keep_outside"
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
+    elif kept and not any(job.inpaints for job in pictures):
+        yield from _concern(settings, ["strength"], "inpainting only; no job does it")
     is_taken = "negative_prompt" in followed and not films
     if is_taken and not any(job.negative_prompt for job in pictures):
         yield from _concern(settings, ["negative_prompt"], "jobs with guidance only; none has it")

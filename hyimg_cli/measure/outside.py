@@ -73,7 +73,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
         given: Pixels | None = np.where(matte > 0, np.uint8(255), np.uint8(0))
     else:
         given = region_of(outside, size)
-    stands = given is not None and outside.region_mode == "instead"
+    stands = given is not None and outside.put_back == "instead"
     recorded = _read_record(result, size) if can_count and not stands else None
     history, between = _history_since(source, result, before, size)
     # The run recorded more of a result's own source than its history has.
@@ -91,7 +91,7 @@ def outside_of(source: Path, result: Path, outside: KeepOutside) -> Record:
     else:
         drawn, place = _as_redraw(other, size)
         reference = on_white(shown(own, place))
-        found = edit_of(drawn, reference, place, given=given, mode=outside.region_mode)
+        found = edit_of(drawn, reference, place, given=given, mode=outside.put_back)
         record = found.to_json() | {"unseen": round(max(0.0, place.unseen), 4)}
         edited, rows_of, columns = found.mask, _drawn_at(place.y), _drawn_at(place.x)
         if can_count and found.kind in ("local", "background"):

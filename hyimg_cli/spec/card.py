@@ -192,9 +192,9 @@ class ModelCard:
     an edit in its source's shape has another size than the nearest of the buckets; by the side of a
     square of the same area, and the source's size. `edit_sides`: the sides of these squares, if
     edits have no other area. `keeps_small`: sources that are smaller than the model's square are
-    not enlarged. `fits_kept`: a kept source is brought to the size of its edit. `edit_shape`: of an
-    edit without a size: what the model chooses (then it reads `infer_align_image_size`), its
-    `source`'s, or a `square`.
+    not enlarged. `fits_kept`: a kept source is brought to the size of its edit. `inpaints`: it can
+    draw in a region only. `edit_shape`: of an edit without a size: what the model chooses (then it
+    reads `infer_align_image_size`), its `source`'s, or a `square`.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
@@ -243,6 +243,7 @@ class ModelCard:
     edit_sides: tuple[int, ...] = ()
     keeps_small: bool = False
     fits_kept: bool = False
+    inpaints: bool = False
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
     reasons: Mapping[str, str] = field(
         default_factory=lambda: {"negative_prompt": GUIDES_AWAY}, hash=False

@@ -241,6 +241,19 @@ class ImageJob(o.PictureOptions, _Line):
         return tuple(replace(self, crops=(one,), part=n) for n, one in enumerate(self.crops, 1))
 
     @property
+    def inpaints(self) -> bool:
+        """True if the model draws only in the region."""
+        return self.outside is not None and self.outside.region_mode == "inpaint"
+
+    @property
+    def skipped_steps(self) -> int:
+        """The denoise steps before the first one that inpainting takes, as the library counts."""
+        if self.outside is None or not self.inpaints:
+            return 0
+        steps = self.num_inference_steps
+        return min(int(steps - steps * self.outside.strength), steps - 1)
+
+    @property
     def kept_image(self) -> str:
         """The path of the source that stays equal outside the edit."""
         assert self.outside is not None, "the job keeps the source outside the edit"

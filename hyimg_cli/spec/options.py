@@ -211,12 +211,15 @@ class VideoOptions:
     )
 
 
+RegionMode = Literal["limit", "instead", "inpaint"]
+
+
 @dataclass(frozen=True, slots=True)
 class KeepOutside:
     """How a redraw is put back on its source, which stays equal outside the edit.
 
-    Only `kept_source` affects the drawing. The gates are limits: a picture that exceeds one is kept
-    and reported.
+    `kept_source` and `strength` affect the drawing, and so does the region if the model draws only
+    there. The gates are limits: a picture that exceeds one is kept and reported.
     """
 
     kept_source: Annotated[int, Interval(ge=1, le=MAX_SOURCE_IMAGES)] = outside_option(
@@ -228,10 +231,14 @@ class KeepOutside:
         "mask, or a folder's masks that are named like the sources. Implies --keep-outside.",
         commands=("eval",),
     )
-    region_mode: Literal["limit", "instead"] = outside_option(
+    region_mode: RegionMode = outside_option(
         "limit",
-        "Limit the detected edit to the region, or let the region replace it.",
+        "Limit the detected edit to the region, let the region replace it, or let the model draw "
+        "only there (inpaint).",
         commands=("eval",),
+    )
+    strength: Annotated[float, Interval(gt=0, le=1)] = outside_option(
+        1.0, "Fraction of the steps that inpainting takes; less keeps more of the source."
     )
     region_keeps: Literal["outside", "inside"] = outside_option(
         "outside",
@@ -259,6 +266,12 @@ class KeepOutside:
         return tuple((left, top, right, bottom) for left, top, right, bottom in sides)
 
     @property
+    def put_back(self) -> Literal["limit", "instead"]:
+        """Return how the region and the detected edit decide what of the redraw is used."""
+        return "limit" if self.region_mode == "limit" else "instead"
+
+
+    @property
     def mask(self) -> str:
         """Return the path of the region's mask; empty if it has none."""
         return "" if self.boxes else _MASK.fullmatch(self.region)[2]  # type: ignore[index]
@@ -284,4 +297,5 @@ OF_TEXT = frozenset({"bot_task", "ar_seed", "temperature", "top_k", "top_p", "ma
 OF_TEXT |= {"cot_text", "cot_token_ids", "ratio_index", "written"}
 OF_VIDEOS = frozenset({"num_frames", "fps", "fit"})
 # Options of an edit that do not change the drawing: only the finishing is repeated.
-FINISHING = tuple(name for name in _defaults(KeepOutside) if name != "kept_source")
+DRAWING = ("kept_source", "strength")
+FINISHING = tuple(name for name in _defaults(KeepOutside) if name not in DRAWING)

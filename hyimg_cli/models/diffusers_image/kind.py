@@ -88,6 +88,8 @@ class LibraryPipeline:
     text_layers: int = 0
     # Activations of a text with the pictures that its encoder sees, in 16 bits, as traced.
     text_bytes: int = 280_000_000
+    # A mask for inpainting is interpolated to one value for each row of the latents.
+    smooths_masks: bool = False
     # The text encoder sees the source pictures.
     shows_pictures: bool = True
     # All sources are scaled to one area; otherwise only larger ones are.

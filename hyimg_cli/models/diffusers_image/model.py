@@ -35,6 +35,7 @@ from hyimg_cli.errors import JobError, OutputError
 from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels, stretch
+from hyimg_cli.models.diffusers_image.inpaint import Inpainting, inpainting_of
 from hyimg_cli.models.diffusers_image.own_blocks import OWN_BLOCKS
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
 from hyimg_cli.models.diffusers_image.record import NEGATIVE, Condition, EditorFolder, shifted
@@ -52,7 +53,7 @@ from hyimg_cli.models.diffusers_video.weights import (
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.spec.events import BranchTokens
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, Size, View
 
 _EMBEDS = frozenset({"prompt_embeds", "negative_prompt_embeds"})
 _SIDES = ("height", "width")
@@ -184,14 +185,22 @@ class BlockDenoiser(LatentDenoiser):
             if name.endswith("embeds_mask") and value is not None and value.all():
                 # As in the classic pipeline: attention takes longer with a mask that masks nothing.
                 self._state.set(name, None)
-        self._timesteps = self._tensor("timesteps")
-        super().__init__(self._tensor("latents"), VelocityCache(job.step_cache, [0] * self.steps))
+        # Inpainting may leave out the first steps.
+        self._first = job.skipped_steps
+        self._timesteps = self._tensor("timesteps")[self._first :]
+        latents = self._tensor("latents")
+        self._inpainting = None
+        if job.inpaints:
+            self._state.set("num_inference_steps", self.steps)
+            self._inpainting = self._new_inpainting(job, digests, embeddings, latents)
+            latents = self._inpainting.start()
+        super().__init__(latents, VelocityCache(job.step_cache, [0] * self.steps))
         # K/V that are the same at each step, shared with other jobs in the model's tree.
         self._prefix: Prefix | None = None
         if kind := model.kind.prefix:
             root = f"{model.card.model} {model.dtype_name} {job.lora} of {scope!r}"
             self._prefix = PREFIXES[kind](model.have("transformer"), model.tree, root)
-        self.scheduler.set_begin_index(0)
+        self.scheduler.set_begin_index(self._first)
         self._index = 0
 
     @property
@@ -218,7 +227,7 @@ class BlockDenoiser(LatentDenoiser):
         return self._tensor("latents")
 
     def restore(self, done: int, latents: Tensor, state: Mapping[str, Tensor]) -> None:
-        self.scheduler.set_begin_index(done)
+        self.scheduler.set_begin_index(self._first + done)
         super().restore(done, latents, state)
 
     def _loop_step(self, pipe: Any, state: Any, *, t: Tensor, **_first: int) -> tuple[Any, Any]:
@@ -235,7 +244,29 @@ class BlockDenoiser(LatentDenoiser):
             pipe, state = block(pipe, state, **at)
             if evaluates:
                 self.velocities.keep(self._index, [state.noise_pred])
+        if self._inpainting:
+            state.latents = self._inpainting.blend(state.latents, self._index)
         return pipe, state
+
+    def _new_inpainting(
+        self,
+        job: ImageJob,
+        digests: Mapping[View, str],
+        embeddings: Mapping[Condition, PromptEmbedding],
+        noise: Tensor,
+    ) -> Inpainting:
+        kept = ((job.kept_view, digests[job.kept_view]),)
+        (encoded,) = (
+            tensor
+            for one, made in embeddings.items()
+            if one.text is None and one.images == kept
+            for name, tensor in made.tensors.items()
+            if name.partition(".")[0] == "image_latents"
+        )
+        drawn = Size(*(int(self._state.get(side)) for side in _SIDES))
+        sigmas = self.scheduler.sigmas[self._first :]
+        is_smooth = self._model.kind.smooths_masks
+        return inpainting_of(job, encoded, noise, sigmas, drawn, is_smooth=is_smooth)
 
     def _tensor(self, name: str) -> Tensor:
         value: Any = self._state.get(name)

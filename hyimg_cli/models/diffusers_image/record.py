@@ -442,6 +442,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         most_images=kind.most,
         keeps_small=not kind.scales_pictures,
         fits_kept=kind.fits_kept,
+        inpaints=kind.most > 0 and not kind.layers,
         edit_shape="square" if kind.squares else "source",
         follows=kind.follows,
         reasons={"negative_prompt": kind.no_negative},

@@ -63,7 +63,7 @@ _KLEIN_PIPELINE = LibraryPipeline(
     licence="", negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
     text_layers=28, text_tokens=_SHORT, shows_pictures=False, scales_pictures=False,
-    fits_kept=True, is_bounded=True,
+    fits_kept=True, is_bounded=True, smooths_masks=True,
     own_blocks="rows in order",
 )  # fmt: skip
 _FLUX_PIPELINE = LibraryPipeline(

@@ -21,6 +21,7 @@ from hyimg_cli.spec.options import TextSampling
 FITTING = (
     "modular_pipelines.qwenimage.encoders",
     "pipelines.qwenimage.pipeline_qwenimage_edit",
+    "pipelines.qwenimage.pipeline_qwenimage_edit_inpaint",
     "pipelines.qwenimage.pipeline_qwenimage_edit_plus",
     "pipelines.qwenimage.pipeline_qwenimage_layered",
     "pipelines.longcat_image.pipeline_longcat_image_edit",

@@ -1,0 +1,195 @@
+"""Masks into the model: the bits of diffusers' own inpaint pipelines."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from conftest import thorough_but
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from library_weights import copy_weights
+from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
+from models.diffusers_image.test_settings import begun, draw, editor
+from PIL import Image
+from torch import Tensor
+
+from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
+from hyimg_cli.spec.options import KeepOutside, Region
+
+# A size to which the library's editors bring their references in these tests.
+WIDTH, HEIGHT, STEPS = 128, 64, 5
+# Without a pattern of whole cells.
+BOX = (13, 21, 61, 50)
+
+
+@pytest.fixture
+def edit(tmp_path: Path, job: ImageJob) -> Callable[[float], ImageJob]:
+    """A job that draws in a box of its source only."""
+    numbers = np.random.default_rng(3)
+    path = tmp_path / "source.png"
+    Image.fromarray(numbers.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)).save(path)
+
+    def of(strength: float) -> ImageJob:
+        region = Region(",".join(map(str, BOX)))
+        outside = KeepOutside(region=region, region_mode="inpaint", strength=strength)
+        return replace(
+            job,
+            images=(str(path),),
+            size=SizeRequest(HEIGHT, WIDTH),
+            num_inference_steps=STEPS,
+            outside=outside,
+        )
+
+    return of
+
+
+def masked(size: tuple[int, int] = (WIDTH, HEIGHT)) -> Image.Image:
+    pixels = np.zeros(size[::-1], np.uint8)
+    left, top, right, bottom = BOX
+    pixels[top:bottom, left:right] = 255
+    return Image.fromarray(pixels)
+
+
+def with_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Posteriors give their mode where the classic pipelines sample them."""
+    monkeypatch.setattr(
+        DiagonalGaussianDistribution, "sample", lambda self, generator=None: self.mode()
+    )
+
+
+@pytest.mark.parametrize("strength", thorough_but([0.6], [0.3, 0.6, 1.0]))
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("klein", "Flux2KleinInpaintPipeline"),
+        ("klein-base", "Flux2KleinInpaintPipeline"),
+        ("kontext", "FluxKontextInpaintPipeline"),
+        ("qwen-image-edit", "QwenImageEditInpaintPipeline"),
+    ],
+)
+def test_pixels_are_the_inpaint_pipelines(
+    checkpoint: Checkpoint,
+    edit: Callable[[float], ImageJob],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    name: str,
+    strength: float,
+) -> None:
+    """Where they sample the source's latents, from their mode."""
+    folder, job = checkpoint(kind), edit(strength)
+    if kind.startswith("qwen"):
+        job = replace(job, negative_prompt=" ")
+    with_modes(monkeypatch)
+    pipeline: Any = copy_weights(getattr(diffusers, name).from_pretrained(folder))
+    pipeline.set_progress_bar_config(disable=True)
+    given: dict[str, Any] = {"guidance_scale": job.guidance_scale}
+    if kind == "kontext":
+        given |= {"max_area": WIDTH * HEIGHT, "_auto_resize": False}
+    if kind.startswith("qwen"):
+        given = {"true_cfg_scale": job.guidance_scale, "negative_prompt": job.negative_prompt}
+    expected = pipeline(
+        prompt=job.prompt,
+        image=Image.open(job.images[0]),
+        mask_image=masked(),
+        strength=strength,
+        width=WIDTH,
+        height=HEIGHT,
+        num_inference_steps=STEPS,
+        generator=torch.Generator().manual_seed(job.seed),
+        **given,
+    ).images[0]
+    model = editor(folder)
+    found = model.decode_latents(job, draw(model, job))[0]
+    assert np.array_equal(found, np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    thorough_but(
+        ["klein-kv"], ["klein-kv", "qwen-image-edit-plus", "longcat-edit", "qwen-image-2.1"]
+    ),
+)
+def test_latents_outside_the_mask_are_the_sources(
+    checkpoint: Checkpoint, edit: Callable[[float], ImageJob], kind: str
+) -> None:
+    """Of kinds for which the library has no such pipeline."""
+    model, job = editor(checkpoint(kind)), edit(0.6)
+    kept = model.card.kept_size(Size(HEIGHT, WIDTH))
+    job = replace(job, size=SizeRequest(kept.height, kept.width))
+    denoiser = begun(model, job)
+    made = denoiser._inpainting
+    assert made is not None
+    drawn = list[Tensor]()
+    blend = made.blend
+
+    def seen(latents: Tensor, index: int) -> Tensor:
+        drawn.append(blend(latents, index))
+        return drawn[-1]
+
+    made.blend = seen  # type: ignore[method-assign]
+    latents = denoiser.latents
+    for index in range(denoiser.steps):
+        latents = denoiser.step(index, latents)
+    assert len(drawn) == denoiser.steps == 3
+    outside, source = made._mask == 0, made._source
+    assert 0 < outside.float().mean() < 1
+    assert torch.equal(drawn[-1][outside], source[outside])
+    assert not torch.equal(drawn[-1][made._mask == 1], source[made._mask == 1])
+
+
+def test_a_run_draws_in_the_region_only(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
+) -> None:
+    """Its steps, its key and what is told; the source is kept outside."""
+    one = line("a", "red", "s0.png", size="auto", num_inference_steps=STEPS, strength=0.6)
+    manifest = str(write_manifest(one | {"region": "10,10,50,40", "region_mode": "inpaint"}))
+    model, out = str(checkpoint("klein-base")), tmp_path / "out"
+    done = run_cli("generate", manifest, "--model", model, "-o", str(out))
+    assert "1 done, 0 failed" in done.err, done.err
+    found = results(out)["a"]
+    assert found["denoise_steps"] == 3
+    assert (found["edit"]["region_mode"], found["edit"]["strength"]) == ("inpaint", 0.6)
+    made, source = pixels_of(out)["a"], np.asarray(Image.open(tmp_path / "s0.png"))
+    outside = np.ones(source.shape[:2], bool)
+    outside[10:40, 10:50] = False
+    assert np.array_equal(made[outside], source[outside])
+    assert not np.array_equal(made, source)
+    again = run_cli("generate", manifest, "--model", model, "-o", str(out))
+    assert "0 done, 0 failed, 1 skipped" in again.err
+    # Another region is another drawing.
+    moved = str(write_manifest(one | {"region": "10,10,50,41", "region_mode": "inpaint"}))
+    other = run_cli("generate", moved, "--model", model, "-o", str(out))
+    assert "region" in other.err
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"region_mode": "inpaint"}, "inpainting needs a region"),
+        ({"region": "1,1,9,9", "strength": 0.5}, "region_mode is limit"),
+        ({"region": "1,1,9,9", "region_mode": "inpaint", "strength": 0}, "strength"),
+    ],
+)
+def test_what_cannot_be_inpainted_is_refused(
+    run_cli: Any, write_manifest: Any, checkpoint: Checkpoint, sources: list[str],
+    more: dict[str, Any], expected: str,
+) -> None:  # fmt: skip
+    one = line("a", "red", "s0.png", size="auto", num_inference_steps=5, keep_outside=True, **more)
+    manifest, model = str(write_manifest(one)), str(checkpoint("klein-base"))
+    for command in ("check", "generate"):
+        said = run_cli(command, manifest, "--model", model)
+        assert expected in said.out + said.err
+        assert said.code
+
+
+def test_a_model_that_cannot_inpaint_says_so(
+    run_cli: Any, write_manifest: Any, sources: list[str]
+) -> None:
+    more = {"region": "1,1,9,9", "region_mode": "inpaint"}
+    manifest = str(write_manifest(line("a", "red", "s0.png", size="auto", **more)))
+    said = run_cli("check", manifest)
+    assert "cannot draw in a region only" in said.out + said.err
