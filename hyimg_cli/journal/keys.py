@@ -95,9 +95,8 @@ def job_key(
     if isinstance(job, ImageJob):
         if job.outside is not None and job.inpaints:
             # The region shapes the drawing, too.
-            mask = mask_print(job) or {"region": job.outside.region}
-            facts["inpaint"] = mask | {"keeps": job.outside.region_keeps}
-            facts["inpaint"] |= {"edits_where": job.outside.edits_where}
+            keeps = {"keeps": job.outside.region_keeps, "edits_where": job.outside.edits_where}
+            facts["inpaint"] = {"region": job.outside.region} | mask_print(job) | keeps
         if fields.keys() & {"cot_text", "cot_token_ids"}:
             # Some lines with a given text also set bot_task; only a dynamic system prompt reads it.
             fields.pop("bot_task", None)

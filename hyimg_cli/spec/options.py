@@ -270,7 +270,6 @@ class KeepOutside:
         """Return how the region and the detected edit decide what of the redraw is used."""
         return "limit" if self.region_mode == "limit" else "instead"
 
-
     @property
     def mask(self) -> str:
         """Return the path of the region's mask; empty if it has none."""

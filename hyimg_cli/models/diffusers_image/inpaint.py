@@ -61,8 +61,7 @@ def mask_of(job: ImageJob, drawn: Size, cell: int, *, is_smooth: bool) -> Tensor
     )
     mask_HW = to_mask.preprocess(picture, height=drawn.height, width=drawn.width)
     size = drawn.height // cell, drawn.width // cell
-    mode = {"mode": "bilinear"} if is_smooth else {"mode": "nearest"}
-    return functional.interpolate(mask_HW, size=size, **mode)
+    return functional.interpolate(mask_HW, size=size, mode="bilinear" if is_smooth else "nearest")
 
 
 def pack_like(pixels_CYX: Tensor, latents: Tensor) -> Tensor:

@@ -263,7 +263,8 @@ class BlockDenoiser(LatentDenoiser):
             for name, tensor in made.tensors.items()
             if name.partition(".")[0] == "image_latents"
         )
-        drawn = Size(*(int(self._state.get(side)) for side in _SIDES))
+        values: Any = self._state.values
+        drawn = Size(*(int(values[side]) for side in _SIDES))
         sigmas = self.scheduler.sigmas[self._first :]
         is_smooth = self._model.kind.smooths_masks
         return inpainting_of(job, encoded, noise, sigmas, drawn, is_smooth=is_smooth)

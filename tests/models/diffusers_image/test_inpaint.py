@@ -13,6 +13,7 @@ from conftest import thorough_but
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from library_weights import copy_weights
 from models.diffusers_image.classic import Checkpoint, line, pixels_of, results
+from models.diffusers_image.conftest import shrink_references
 from models.diffusers_image.test_settings import begun, draw, editor
 from PIL import Image
 from torch import Tensor
@@ -84,6 +85,7 @@ def test_pixels_are_the_inpaint_pipelines(
     if kind.startswith("qwen"):
         job = replace(job, negative_prompt=" ")
     with_modes(monkeypatch)
+    shrink_references(monkeypatch)
     pipeline: Any = copy_weights(getattr(diffusers, name).from_pretrained(folder))
     pipeline.set_progress_bar_config(disable=True)
     given: dict[str, Any] = {"guidance_scale": job.guidance_scale}
@@ -114,9 +116,13 @@ def test_pixels_are_the_inpaint_pipelines(
     ),
 )
 def test_latents_outside_the_mask_are_the_sources(
-    checkpoint: Checkpoint, edit: Callable[[float], ImageJob], kind: str
+    checkpoint: Checkpoint,
+    edit: Callable[[float], ImageJob],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
 ) -> None:
     """Of kinds for which the library has no such pipeline."""
+    shrink_references(monkeypatch)
     model, job = editor(checkpoint(kind)), edit(0.6)
     kept = model.card.kept_size(Size(HEIGHT, WIDTH))
     job = replace(job, size=SizeRequest(kept.height, kept.width))
