@@ -116,7 +116,7 @@ def _of_mask(mask: Any, given: Container[str]) -> dict[str, Any]:
         )
     if "region" in given:
         raise _wrong("both mask and region are set", "remove one of them")
-    return {"keep_outside": True, "region": f"transparent:{path}", "region_mode": "instead"}
+    return {"keep_outside": True, "region": f"transparent:{path}", "region_mode": "auto"}
 
 
 def _path(image: Any) -> Any:

@@ -24,6 +24,7 @@ from hyimg_cli.spec.options import (
     TEXT_OPTIONS,
     Box,
     KeepOutside,
+    RegionMode,
     TextSampling,
     box_text,
     boxes_text,
@@ -172,7 +173,7 @@ class PictureLine(ResolvedLine):
         if "infer_align_image_size" in self.line.given and not fields["infer_align_image_size"]:
             what = "keep_outside includes infer_align_image_size"
             yield self.fault("conflict", what, "infer_align_image_size", "remove the field")
-        mode = self.values["region_mode"]
+        mode = self._region_mode
         if mode == "inpaint" and not self.card.inpaints:
             what = f"{self.card.name} cannot draw in a region only"
             yield self.fault("conflict", what, "region_mode", 'use "limit" or "instead"')
@@ -338,7 +339,15 @@ class PictureLine(ResolvedLine):
 
     def _outside(self) -> KeepOutside:
         """Return how the edit is put back on its source."""
-        return KeepOutside(**{name: self.values[name] for name in (*DRAWING, *FINISHING)})
+        values = {name: self.values[name] for name in (*DRAWING, *FINISHING)}
+        return KeepOutside(**values | {"region_mode": self._region_mode})
+
+    @property
+    def _region_mode(self) -> RegionMode:
+        asked: RegionMode = self.values["region_mode"]
+        if asked != "auto":
+            return asked
+        return "inpaint" if self.card.inpaints else "instead"
 
     def job(self, index: int) -> ImageJob:
         fields = self.fields

@@ -187,7 +187,7 @@ class Wire:
         if not paths:
             raise bad_request("mask", "the mask has no image", "manifest.conflict")
         region = str(self._region_of(mask, paths[0]))
-        return found | {"keep_outside": True, "region": region, "region_mode": "instead"}
+        return found | {"keep_outside": True, "region": region, "region_mode": "auto"}
 
     def _picture(self, given: Any, param: str, owner: str) -> Path:
         """Return the path of a request's picture: part of a form, upload or data URL.

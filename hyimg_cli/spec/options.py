@@ -211,7 +211,7 @@ class VideoOptions:
     )
 
 
-RegionMode = Literal["limit", "instead", "inpaint"]
+RegionMode = Literal["limit", "instead", "inpaint", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class KeepOutside:
     region_mode: RegionMode = outside_option(
         "limit",
         "Limit the detected edit to the region, let the region replace it, or let the model draw "
-        "only there (inpaint).",
+        "only there (inpaint); auto: inpaint where the model can, else instead.",
         commands=("eval",),
     )
     strength: Annotated[float, Interval(gt=0, le=1)] = outside_option(

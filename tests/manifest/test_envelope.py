@@ -44,7 +44,7 @@ def wrapped(url: str, /, **body: Any) -> dict[str, Any]:
                 "image": "a.png",
                 "keep_outside": True,
                 "region": "transparent:m.png",
-                "region_mode": "instead",
+                "region_mode": "auto",
             },
         ),
         (

@@ -1,5 +1,6 @@
 """Masks into the model: the bits of diffusers' own inpaint pipelines."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -199,3 +200,22 @@ def test_a_model_that_cannot_inpaint_says_so(
     manifest = str(write_manifest(line("a", "red", "s0.png", size="auto", **more)))
     said = run_cli("check", manifest)
     assert "cannot draw in a region only" in said.out + said.err
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("klein-base", "inpaint"), ("", "instead")])
+def test_a_mask_of_openais_is_given_to_models_that_inpaint(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    kind: str, mode: str,
+) -> None:  # fmt: skip
+    clear = Image.new("RGBA", (96, 64), (0, 0, 0, 255))
+    clear.paste((0, 0, 0, 0), (10, 10, 50, 40))
+    clear.save(tmp_path / "mask.png")
+    body = {"prompt": "red", "image": "s0.png", "mask": "mask.png", "seed": 7}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/images/edits", "body": body}
+    model = ["--model", str(checkpoint(kind))] if kind else []
+    out = tmp_path / "out"
+    done = run_cli("generate", str(write_manifest(request)), *model, "-o", str(out), "--steps", "2")
+    assert "1 done" in done.err, done.err
+    (asked,) = (json.loads(one) for one in (out / "jobs.jsonl").read_text().splitlines())
+    assert asked["region_mode"] == mode
+    assert (results(out)["a"]["edit"].get("region_mode") == "inpaint") == bool(kind)

@@ -371,7 +371,7 @@ def test_a_mask_becomes_a_region(
     body = {"prompt": "a", "image": PICTURE, "mask": as_url(data.getvalue())}
     wire = running.server.online._wire
     line = wire.line_of(EDIT, body, "local")
-    assert (line["keep_outside"], line["region_mode"], line["n"]) == (True, "instead", 1)
+    assert (line["keep_outside"], line["region_mode"], line["n"]) == (True, "auto", 1)
     assert "size" not in line
     written = wire.line_of(GENERATE, {"prompt": "a", "n": "2.0"}, "local")["n"]
     assert (written, type(written)) == (2, int)
