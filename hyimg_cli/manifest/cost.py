@@ -52,7 +52,7 @@ class Cost:
 
 def step_cost(job: ImageJob, tokens: JobTokens, first: int = 0) -> Cost:
     """Return one job's steps, from denoise step `first` on."""
-    steps = job.num_inference_steps if tokens.steps is None else tokens.steps
+    steps = job.taken_steps if tokens.steps is None else tokens.steps
     full, drawings = count_all(job, steps, first), len(job.parts)
     each = None if tokens.forwards is None else drawings * tokens.forwards
     forwards = full * tokens.branches if each is None else each

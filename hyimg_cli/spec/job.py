@@ -254,6 +254,11 @@ class ImageJob(o.PictureOptions, _Line):
         return min(int(steps - steps * self.outside.strength), steps - 1)
 
     @property
+    def taken_steps(self) -> int:
+        """The denoise steps of a drawing."""
+        return self.num_inference_steps - self.skipped_steps
+
+    @property
     def kept_image(self) -> str:
         """The path of the source that stays equal outside the edit."""
         assert self.outside is not None, "the job keeps the source outside the edit"

@@ -58,7 +58,7 @@ def picture_work(job: ImageJob, card: ModelCard, first: int = 0) -> Work:
     """Return the work of a picture, from denoise step `first` on."""
     size = (card.bucket_of(job.size) or card.nearest_bucket(1, 1)).size
     cells = math.prod(card.latent_grid(size))
-    levels = count_all(job, job.num_inference_steps - job.skipped_steps, first)
+    levels = count_all(job, job.taken_steps, first)
     pixels, drawings = size.height * size.width, len(job.parts)
     # Layers are denoised together with their sum, which is not decoded.
     denoised, decoded = (job.layers + 1, job.layers) if job.layers else (1, drawings)

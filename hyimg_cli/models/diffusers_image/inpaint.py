@@ -10,9 +10,9 @@ import math
 
 import numpy as np
 from diffusers.image_processor import VaeImageProcessor
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional
+from torchvision.transforms.functional import to_pil_image  # type: ignore[import-untyped]
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.media.carried import region_of
@@ -55,7 +55,7 @@ def mask_of(job: ImageJob, drawn: Size, cell: int, *, is_smooth: bool) -> Tensor
     if (crop := job.kept_view.crop) is not None:
         left, top, right, bottom = crop
         levels = levels[top:bottom, left:right]
-    picture = Image.fromarray(np.where(levels > 127, np.uint8(255), np.uint8(0)))
+    picture = to_pil_image(np.where(levels > 127, np.uint8(255), np.uint8(0)))
     to_mask = VaeImageProcessor(
         vae_scale_factor=1, do_normalize=False, do_binarize=True, do_convert_grayscale=True
     )

@@ -216,6 +216,8 @@ def test_a_mask_of_openais_is_given_to_models_that_inpaint(
     out = tmp_path / "out"
     done = run_cli("generate", str(write_manifest(request)), *model, "-o", str(out), "--steps", "2")
     assert "1 done" in done.err, done.err
-    (asked,) = (json.loads(one) for one in (out / "jobs.jsonl").read_text().splitlines())
+    (asked,) = (
+        json.loads(one) for one in (out / "manifest.resolved.jsonl").read_text().splitlines()
+    )
     assert asked["region_mode"] == mode
     assert (results(out)["a"]["edit"].get("region_mode") == "inpaint") == bool(kind)
