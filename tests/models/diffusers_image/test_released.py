@@ -24,7 +24,8 @@ from hyimg_cli.models.diffusers_image.record import EditorFolder, read_layout
 from hyimg_cli.models.diffusers_image.table import KINDS, licence_of
 from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
 
-PAGE = Path(__file__).parents[3] / "docs" / "gpus.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE, GGUF_PAGE = DOCS / "gpus.md", DOCS / "model-files.md"
 WEIGHTS = shutil.ignore_patterns("*.safetensors")
 # What of a VAE would be on disk is asked by its digest, that of a hole of half a GB.
 GPU = ("--device", "cuda", "--dtype", "bfloat16", "--no-disk-cache")
@@ -129,7 +130,7 @@ _TYPES = ("Q8_0", "Q4_K")
         (model, dtype)
         for model in CHECKPOINTS
         for dtype in _TYPES
-        if f"| {model.split('/')[1]} | `{dtype}`" in PAGE.read_text()
+        if f"| {model.split('/')[1]} | `{dtype}`" in GGUF_PAGE.read_text()
     ],
 )
 def test_a_gguf_is_counted_as_stored_and_the_page_says_so(
@@ -145,7 +146,7 @@ def test_a_gguf_is_counted_as_stored_and_the_page_says_so(
     cards = [*plan["groups"][0]["cards"].values()][:3]
     said = [f"`{one}`" if one else "as is" for one in cards]
     name, size = model.split("/")[1], f"{file.stat().st_size / 1e9:.1f}"
-    assert [name, f"`{dtype}`", size, *said] in map(_cells, PAGE.read_text().splitlines())
+    assert [name, f"`{dtype}`", size, *said] in map(_cells, GGUF_PAGE.read_text().splitlines())
 
 
 @pytest.mark.parametrize(
