@@ -19,8 +19,10 @@ from models.diffusers_image.test_settings import begun, draw, editor
 from PIL import Image
 from torch import Tensor
 
+from hyimg_cli.pipelines.latents_checkpoint import LatentsCheckpoint
 from hyimg_cli.spec.job import ImageJob, Size, SizeRequest
 from hyimg_cli.spec.options import KeepOutside, Region
+from hyimg_cli.spec.step_cache import StepCache
 
 # A size to which the library's editors bring their references in these tests.
 WIDTH, HEIGHT, STEPS = 128, 64, 5
@@ -221,3 +223,37 @@ def test_a_mask_of_openais_is_given_to_models_that_inpaint(
     )
     assert asked["region_mode"] == mode
     assert (results(out)["a"]["edit"].get("region_mode") == "inpaint") == bool(kind)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"step_cache": str(StepCache(interval=2, first=1))}],
+    ids=["plain", "cached"],
+)
+def test_inpainting_goes_on_behind_any_step_and_is_replayed(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any],
+) -> None:  # fmt: skip
+    one = line("a", "red", "s0.png", size="auto", num_inference_steps=10, strength=0.6, **more)
+    manifest = str(write_manifest(one | {"region": "10,10,50,40", "region_mode": "inpaint"}))
+    model, whole, out = str(checkpoint("klein-base")), tmp_path / "whole", tmp_path / "out"
+    often = ("--model", model, "--checkpoint-every", "1", "--cache-dir", str(tmp_path / "cache"))
+    run_cli("generate", manifest, "-o", str(whole), *often)
+    keep = LatentsCheckpoint.keep
+
+    def keep_and_end(self: LatentsCheckpoint, kept: Any) -> None:
+        keep(self, kept)
+        if kept.step == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LatentsCheckpoint, "keep", keep_and_end)
+        run_cli("generate", manifest, "-o", str(out), *often)
+    assert not list(out.glob("outputs/*.png"))
+    run_cli("generate", manifest, "-o", str(out), *often)
+    assert results(out)["a"]["denoise_steps"] == 4
+    assert np.array_equal(pixels_of(out)["a"], pixels_of(whole)["a"])
+    picture = str(out / "outputs" / "a.png")
+    given = ("--model", model, "--expect-equal", "-o", str(tmp_path / "again"))
+    again = run_cli("replay", picture, *given)
+    assert not again.code, again.err
