@@ -48,7 +48,7 @@ def test_a_night_of_edits_with_gguf_and_loras(
     manifest, chance = write_manifest(*lines), random.Random(1)
     plan: list[Entry] = [("whole", None, 0, 0, ["--no-disk-cache"])]
     plan += [
-        ("killed", chance.choice(MOMENTS[1:]), chance.randrange(1, 2 * EDITS // KILLS), 9,
+        ("killed", chance.choice(MOMENTS[1:]), chance.randrange(1, EDITS // KILLS), 9,
          ["--checkpoint-every", chance.choice("01")])
         for _ in range(KILLS)
     ]  # fmt: skip
