@@ -234,7 +234,7 @@ def test_inpainting_goes_on_behind_any_step_and_is_replayed(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str],
     monkeypatch: pytest.MonkeyPatch, more: dict[str, Any],
 ) -> None:  # fmt: skip
-    one = line("a", "red", "s0.png", size="auto", num_inference_steps=10, strength=0.6, **more)
+    one = line("a", "red", "s0.png", size="auto", num_inference_steps=25, strength=0.6, **more)
     manifest = str(write_manifest(one | {"region": "10,10,50,40", "region_mode": "inpaint"}))
     model, whole, out = str(checkpoint("klein-base")), tmp_path / "whole", tmp_path / "out"
     often = ("--model", model, "--checkpoint-every", "1", "--cache-dir", str(tmp_path / "cache"))
@@ -250,8 +250,9 @@ def test_inpainting_goes_on_behind_any_step_and_is_replayed(
         patch.setattr(LatentsCheckpoint, "keep", keep_and_end)
         run_cli("generate", manifest, "-o", str(out), *often)
     assert not list(out.glob("outputs/*.png"))
-    run_cli("generate", manifest, "-o", str(out), *often)
-    assert results(out)["a"]["denoise_steps"] == 4
+    done = run_cli("generate", manifest, "-o", str(out), *often)
+    assert "1 done" in done.err, done.err
+    assert results(out)["a"]["denoise_steps"] == 13
     assert np.array_equal(pixels_of(out)["a"], pixels_of(whole)["a"])
     picture = str(out / "outputs" / "a.png")
     given = ("--model", model, "--expect-equal", "-o", str(tmp_path / "again"))
