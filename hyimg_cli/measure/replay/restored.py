@@ -25,6 +25,7 @@ from hyimg_cli.settings.config import read_key
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
+from hyimg_cli.spec.model_name import parts_of
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "add --allow-changed to run it anyway"
@@ -136,8 +137,13 @@ class _Search:
                 raise self._fault("replay.model", what, f"to use the folder, add --model {name}")
             what = f"the model {name} is not on this machine, and replay downloads none for a file"
             raise self._fault("replay.model", what, f"to download it, add --model {name}")
+        (weights, parts), hint = parts_of(recorded), "give the folder with --model"
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
-        name, hint = str(self.resolved.get("model", "")), "give the folder with --model"
+        if parts:
+            own, others = (shown(PurePath(one).name) for one in (weights, parts))
+            what = f"only names are recorded of the model {own} and its components {others}"
+            hint = "give them with --model FILE --components FOLDER_OR_ID"
+        name = str(self.resolved.get("model", ""))
         if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
             hint += f"; its run used {there}"
         raise self._fault("replay.model", what, hint)
