@@ -35,10 +35,12 @@ WORLD = FILM | {
 READY = ("tiny-image", "tiny-video", "lingbot")
 # A kind of each way to step; the others differ from one of them in numbers.
 QUICK = {*READY, "bagel", "wan22", "klein", "klein-kv", "kontext", "qwen-image", "z-image"}
-QUICK |= {"qwen-image-2.1", "longcat", "flux2-dev", "krea2"}
+QUICK |= {"qwen-image-2.1", "longcat", "flux2-dev", "krea2", "qwen-image-layered"}
 EVERY = {*QUICK, *tiny_editors.PIPELINES}
 TAKE_SOURCES = {"klein", "klein-base", "klein-kv", "kontext", "qwen-image-2.1"}
-TAKE_SOURCES |= {"flux2-dev"}
+TAKE_SOURCES |= {"flux2-dev", "qwen-image-layered"}
+# Their sizes are the library's, in the source's shape.
+OWN_SIZES = {"longcat-edit", "qwen-image-layered"}
 # On a CPU, its texts are filled up.
 MASKED = {"krea2", "krea2-turbo"}
 
@@ -99,8 +101,10 @@ def test_a_step_after_the_first_reads_nothing(
     line = {"tiny-video": FILM, "wan22": FILM, "lingbot": WORLD}.get(family, PICTURE)
     if "edit" in family or family in TAKE_SOURCES:
         line = EDIT
-    if family in tiny_editors.PIPELINES and family != "longcat-edit":  # it has its source's size
+    if family in tiny_editors.PIPELINES and family not in OWN_SIZES:
         line = line | {"size": "64x64"}
+    if "layered" in family:
+        line = line | {"layers": 1}
     if "turbo" in family:  # its steps are fixed
         line = {name: value for name, value in line.items() if name != "num_inference_steps"}
     reads, calls, inner = Reads(), Calls(), Session.run

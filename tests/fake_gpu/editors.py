@@ -53,7 +53,8 @@ def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
     """Write a released editor's checkpoint, and a source for a job of its."""
     checkpoint = write_released(folder / "checkpoint", name)
     Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(folder / "source.png")
-    edits = KINDS[CHECKPOINTS[name][0]].most > 0
+    kind = KINDS[CHECKPOINTS[name][0]]
+    edits = kind.most > 0
     job = ImageJob(
         custom_id="a",
         task="it2i" if edits else "t2i",
@@ -66,6 +67,7 @@ def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
         num_inference_steps=STEPS,
         guidance_scale=4.0,
         flow_shift=1.0,
+        layers=kind.layers or None,
     )
     machine = MachineInfo(has_gpu=True, has_triton=True)
     choice = ModelChoice(
