@@ -29,6 +29,8 @@ def edit_notes(edit: Mapping[str, Any] | None) -> Iterator[str]:
         yield draft
     if text := region_text(edit):
         yield f"region: {text}"
+    if edit.get("region_mode") == "inpaint":
+        yield f"the model drew in the region only (inpaint, strength {edit['strength']:g})"
     if crops := crops_in(edit):
         parts = " and ".join(box_text(crop["box"]) for crop in crops)
         which, size = "part" if len(crops) == 1 else "parts", crops[0]["drawn"]

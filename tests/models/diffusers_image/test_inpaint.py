@@ -162,6 +162,7 @@ def test_a_run_draws_in_the_region_only(
     found = results(out)["a"]
     assert found["denoise_steps"] == 3
     assert (found["edit"]["region_mode"], found["edit"]["strength"]) == ("inpaint", 0.6)
+    assert "the model drew in the region only (inpaint, strength 0.6)" in found["notes"]
     made, source = pixels_of(out)["a"], np.asarray(Image.open(tmp_path / "s0.png"))
     outside = np.ones(source.shape[:2], bool)
     outside[10:40, 10:50] = False
