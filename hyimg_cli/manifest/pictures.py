@@ -340,7 +340,10 @@ class PictureLine(ResolvedLine):
     def _outside(self) -> KeepOutside:
         """Return how the edit is put back on its source."""
         values = {name: self.values[name] for name in (*DRAWING, *FINISHING)}
-        return KeepOutside(**values | {"region_mode": self._region_mode})
+        mode = self._region_mode
+        # Where it has no effect, it is not in the key.
+        strength = values["strength"] if mode == "inpaint" else 1.0
+        return KeepOutside(**values | {"region_mode": mode, "strength": strength})
 
     @property
     def _region_mode(self) -> RegionMode:

@@ -29,16 +29,12 @@ _NAMES = {
     "attention_backend": "attention attn attn_implementation flash_attn flash_attention sdpa "
     "xformers",
     "region": "mask masks mask_image mask_path mask_url mask_file inpaint inpaint_mask image_mask",
+    "strength": "denoising_strength denoise_strength denoise image_strength img_strength "
+    "init_strength init_image_strength prompt_strength",
 }
 _FIELD_OF = {other: name for name, others in _NAMES.items() for other in others.split()}
 # What hyimg does not have: the meaning, its names elsewhere, and a hint.
 _LACKING = (
-    (
-        "strength of an edit",
-        "strength denoising_strength denoise_strength denoise image_strength img_strength "
-        "init_strength init_image_strength prompt_strength",
-        "say in the prompt how much to change",
-    ),
     (
         "upscaling",
         "upscale upscaler upscaling upscale_by upscale_factor upscale_ratio enable_hr hires_fix "

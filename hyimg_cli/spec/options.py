@@ -211,7 +211,7 @@ class VideoOptions:
     )
 
 
-RegionMode = Literal["limit", "instead", "inpaint", "auto"]
+RegionMode = Literal["limit", "instead", "auto", "inpaint"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def test_a_word_that_is_not_known_here_is_answered_by_its_meaning(
 
 @pytest.mark.parametrize(
     "flag",
-    ["--strength", "--upscale", "--denoising-strength", "--controlnet", "--clip-skip", "--sampler",
+    ["--upscale", "--controlnet", "--clip-skip", "--sampler",
      "--no-safety-checker", "--trust-remote-code"],
 )  # fmt: skip
 def test_what_hyimg_does_not_have_is_said(run_cli: Run, flag: str) -> None:

@@ -129,6 +129,7 @@ class FakeVideo:
 
     device = torch.device("cpu")
     device_name, dtype_name, parameter_count = "cpu", "float32", 1000
+    own_notes = ()
 
     def __init__(self, model: str, template: str = "plain") -> None:
         self._card = registry.video_card("tiny-video")

@@ -66,7 +66,7 @@ def test_a_job_of_many_is_small() -> None:
     make_plan(jobs_of(lines_of(10)))  # what all have in common
     count = 2000
     lines = lines_of(count)
-    with traced(count, most=672, peak=962):
+    with traced(count, most=690, peak=980):
         jobs = jobs_of(lines)
         plan = make_plan(jobs)
     assert len(plan.jobs) == count

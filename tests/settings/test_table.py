@@ -66,8 +66,8 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 # What decides which jobs a line becomes, or what they draw of a source, and so is in no job.
 OF_THE_LINE = {"n", "vary", "region_size", "region_context", "region_pixels"}
-# The edit has one source, no video starts from a picture, and no LoRA file is here.
-UNUSED = {"kept_source", "fit", "lora"}
+# The edit has one source, none is inpainted, no video starts from a picture, no LoRA file is here.
+UNUSED = {"kept_source", "strength", "fit", "lora"}
 OF_THE_JOB = [
     name
     for name, row in SETTINGS.items()

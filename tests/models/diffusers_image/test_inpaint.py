@@ -170,10 +170,12 @@ def test_a_run_draws_in_the_region_only(
     assert not np.array_equal(made, source)
     again = run_cli("generate", manifest, "--model", model, "-o", str(out))
     assert "0 done, 0 failed, 1 skipped" in again.err
-    # Another region is another drawing.
-    moved = str(write_manifest(one | {"region": "10,10,50,41", "region_mode": "inpaint"}))
-    other = run_cli("generate", moved, "--model", model, "-o", str(out))
-    assert "region" in other.err
+    # Another region or strength is another drawing.
+    for more in ({"region": "10,10,50,41"}, {"region": "10,10,50,40", "strength": 0.8}):
+        other = str(write_manifest(one | {"region_mode": "inpaint"} | more))
+        refused = run_cli("generate", other, "--model", model, "-o", str(out))
+        assert refused.code == 2, refused.err
+        assert [*more][-1] in refused.err
 
 
 @pytest.mark.parametrize(
