@@ -25,7 +25,7 @@ _MOMENTS = {"encode prompts": "text", "decode": "decode"}
 # Bytes that a step may send besides weights: BAGEL's positions, in a queue.
 _MOST_SENT = 1_000_000
 # Their steps run a second forward, for the negative prompt; blocks come once for each.
-_GUIDED = ("HunyuanVideo", "Qwen/Qwen-Image-Edit-2511", "Wan")
+_GUIDED = ("HunyuanVideo", "Qwen/Qwen-Image", "Wan", "meituan-longcat/LongCat-Image")
 # The first step of a job sends what is constant in it, and names and makes its prefixes.
 _FIRST = "step 1"
 

@@ -42,6 +42,8 @@ _CONFIGS = {
 }
 # Blocks of a network that are on the device while one of them works.
 _AT_ONCE = 2
+# A list of at most so many layers, all of them small, is none of blocks.
+_FEW = 3
 # Of a block's tensor, the name of its list and its number.
 _BLOCK = re.compile(r"(\D+?)\.(\d+)\.")
 _WITHOUT_WEIGHTS = ("tokenizer", "tokenizer_2", "processor", "text_processor", *_CONFIGS)
@@ -168,7 +170,7 @@ class Component:
 def count_in_groups(tensors: Mapping[str, checkpoint.TensorInfo]) -> int:
     """Return how many numbers of a network are at work at most if its blocks come one by one.
 
-    They are those of its two largest blocks, and all that is in no block: also two layers of a
+    They are those of its two largest blocks, and all that is in no block: also the few layers of a
     list that are less than half of the largest block, such as those of an embedding.
     """
     lists, beside = defaultdict[str, Counter[str]](Counter), 0
@@ -180,7 +182,7 @@ def count_in_groups(tensors: Mapping[str, checkpoint.TensorInfo]) -> int:
             lists[block[1]][block[2]] += count
     sizes, most = list[int](), max((max(one.values()) for one in lists.values()), default=0)
     for one in lists.values():
-        if len(one) > _AT_ONCE or 2 * max(one.values()) >= most:
+        if len(one) > _FEW or 2 * max(one.values()) >= most:
             sizes += one.values()
         else:
             beside += one.total()
