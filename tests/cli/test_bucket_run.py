@@ -122,6 +122,19 @@ def test_a_finished_file_is_told_by_its_address(
     assert f"--> {file}\n" in run_cli("replay", file, "--model", "tiny-video").err
 
 
+def test_the_status_of_a_run_in_a_store_and_the_command_that_goes_on_with_it(
+    run_cli: Run, endpoint: Endpoint, fake_session: Any
+) -> None:
+    run_cli("generate", "s3://bucket/jobs.jsonl", "-o", "s3://bucket/run", "--limit", "1")
+    ran = run_cli("status", "s3://bucket/run")
+    again = "hyimg generate s3://bucket/run/manifest.resolved.jsonl -o s3://bucket/run"
+    assert ran.out == f"s3://bucket/run: 1 done, 0 failed, 3 left\nto go on: {again}\n"
+    assert run_cli(*again.split()[1:]).code == 0
+    assert fake_session.ran == [f"job-{n}" for n in range(JOBS)]
+    (found,) = run_cli("status", "s3://bucket/run", "--json").json_lines
+    assert (found["done"], found["left"], found["next"]) == (JOBS, 0, None)
+
+
 @pytest.mark.thorough
 def test_of_two_commands_that_both_find_no_lease_one_stops(
     endpoint: Endpoint, tmp_path: Path
