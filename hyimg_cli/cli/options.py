@@ -23,7 +23,15 @@ from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe, users_own
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
-from hyimg_cli.settings.kinds import FINISHED_RUN, FOLDER, NAMES, RUN_FOLDER, Kind, plain
+from hyimg_cli.settings.kinds import (
+    FINISHED_RUN,
+    FOLDER,
+    NAMES,
+    RUN_FOLDER,
+    SCORER_OPTIONS,
+    Kind,
+    plain,
+)
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.settings.table import BY_NAME, PREFIX, SETTINGS, Declaration
 from hyimg_cli.settings.values import BadValue, nearest, shown
@@ -125,7 +133,8 @@ def _parameter(row: Declaration, panel: str, is_basic: bool) -> inspect.Paramete
     )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     # A flag for names takes several at once, and may be repeated.
-    of: Any = bool if is_truth else list[str] if row.kind is NAMES else str
+    is_several = row.kind in (NAMES, SCORER_OPTIONS)
+    of: Any = bool if is_truth else list[str] if is_several else str
     return inspect.Parameter(row.name, kind, default=flag, annotation=of | None)
 
 

@@ -76,7 +76,7 @@ def pick(
         for where, one in given:
             _check_choice(one, pool, where)
         append_choices(run, [one for _, one in given])
-    picks = picked_of(pool, finals, file.scores, rule, read_choices(run))
+    picks = picked_of(pool, finals, file.means(), rule, read_choices(run))
     write_picks(run, picks)
     refresh_pages(run)
     if output is not None:

@@ -12,7 +12,10 @@ from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.picks import ScoresFile
 
 
-@o.takes("score", "score_python", "score_timeout", "judge_url", "rubric")
+@o.takes(
+    *("score", "score_python", "score_option", "repeat"),
+    *("score_timeout", "judge_url", "rubric"),
+)
 def score(
     ctx: typer.Context,
     run: Path = RUN_OR_TEXTS,

@@ -109,6 +109,7 @@ def _finished_in(
         with suppress(FileNotFoundError):
             run.fetch(name)
     file = ScoresFile(run.folder)
+    scored = file.means()
     picks, info = read_picks(run.folder), read_run_info(run.place)
     verdicts, uncounted = verdicts_of(picks, run.folder), uncounted_choices(run.folder, picks)
     revision = object_in(object_in(info, "flags"), "revision").get("value")
@@ -125,7 +126,7 @@ def _finished_in(
             found.left_out[why] += 1
             continue
         # Scores as they are now: scorers may have run after the pick, or without one.
-        scores = values_of(Candidate(job.line, job.result, run.folder), file.scores, file.declared)
+        scores = values_of(Candidate(job.line, job.result, run.folder), scored, file.declared)
         for scorer in file.declared.keys() & scores.keys():
             declared = file.declared[scorer]
             found.scorers[scorer] = {"identity": declared["identity"]} | declared["declared"]

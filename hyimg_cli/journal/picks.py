@@ -1,7 +1,8 @@
 """Scores, picks and a person's choices in a run's folder, as files of JSON lines.
 
     OUT/scores.jsonl    appended; a scorer's declaration before its first score, then a line for
-                        each score; the last line of a key or of a scorer's name counts
+                        each score; the last line of a key or of a scorer's name counts. A score
+                        that was repeated has the key of the `first` and its number, `repeat`
     OUT/choices.jsonl   appended; the last choice for a line of the manifest counts
     OUT/picks.jsonl     written whole, one line per line of the manifest
     OUT/candidates.jsonl  written whole as the run begins: every candidate, as a complete manifest
@@ -11,10 +12,11 @@ For a file of texts `texts.jsonl`, the first three are named `texts.scores.jsonl
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Self
 
 from hyimg_cli.errors import OutputFolderError
@@ -22,6 +24,7 @@ from hyimg_cli.files import json_of, refuse_constant, replace_file
 from hyimg_cli.journal.disk import disk_errors, take_lock
 from hyimg_cli.journal.journal import bytes_if_any, json_line
 from hyimg_cli.journal.journal_file import JournalFile, lines_in
+from hyimg_cli.spec import digest
 
 SCORES, PICKS, CHOICES = "scores.jsonl", "picks.jsonl", "choices.jsonl"
 DRAFTS, CANDIDATES = "drafts", "candidates.jsonl"
@@ -168,6 +171,37 @@ def uncounted_choices(place: Path, picks: Mapping[str, Line]) -> set[str]:
     return found | (by_person - choices.keys() if beside(place, CHOICES).exists() else set())
 
 
+@dataclass(frozen=True)
+class ScoreKey:
+    """One of a candidate's scores by a scorer: the key of the `first`, and `repeat` from 0."""
+
+    first: str
+    repeat: int = 0
+
+    @property
+    def own(self) -> str:
+        return digest.of_json([self.first, self.repeat]) if self.repeat else self.first
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """How the score's line begins."""
+        of = {"first": self.first, "repeat": self.repeat} if self.repeat else {}
+        return {"key": self.own} | of
+
+
+def mean_score(scores: Sequence[Line]) -> Line:
+    """Return a candidate's score by one scorer: of repeated scores, the mean of those with a value.
+
+    `scores` is not empty.
+    """
+    given = [one for one in scores if one.get("value") is not None]
+    if len(scores) == 1 or not given:
+        return scores[0]
+    names = [name for name in given[0]["parts"] if all(name in one["parts"] for one in given)]
+    parts = {name: fmean(one["parts"][name] for one in given) for name in names}
+    return {**given[0], "value": fmean(one["value"] for one in given), "parts": parts}
+
+
 class ScoresFile:
     """scores.jsonl. Reading needs no lock; appending needs `with`, which takes a separate lock."""
 
@@ -176,6 +210,7 @@ class ScoresFile:
         # The last line of each score by key, and each scorer's last declaration by name.
         self.scores: dict[str, Line] = {}
         self.declared: dict[str, Line] = {}
+        self._repeats: dict[str, dict[int, Line]] = {}
         self._held = ExitStack()
         self._file: JournalFile | None = None
         self._take(read_lines(self._path))
@@ -200,6 +235,17 @@ class ScoresFile:
             self._file.append([json_line(one) for one in added])
         self._take(added)
 
+    def repeats(self, first: str) -> dict[int, Line]:
+        """Return a candidate's scores by one scorer, by repeat from 0; `first`: its first key."""
+        own = {0: self.scores[first]} if first in self.scores else {}
+        return own | dict(sorted(self._repeats.get(first, {}).items()))
+
+    def means(self) -> dict[str, Line]:
+        """Return one score for each candidate and scorer, by the key of the first of them."""
+        own = {one["key"] for some in self._repeats.values() for one in some.values()}
+        firsts = dict.fromkeys((*self.scores, *self._repeats))
+        return {key: mean_score([*self.repeats(key).values()]) for key in firsts if key not in own}
+
     def join(self, other: "ScoresFile") -> None:
         """Add the scores of another folder that are missing here."""
         lines = [one for name, one in other.declared.items() if name not in self.declared]
@@ -211,5 +257,7 @@ class ScoresFile:
         for one in lines:
             if isinstance(one.get("key"), str):
                 self.scores[one["key"]] = one
+                if isinstance(one.get("first"), str) and type(one.get("repeat")) is int:
+                    self._repeats.setdefault(one["first"], {})[one["repeat"]] = one
             elif isinstance(one.get("declared"), dict):
                 self.declared[str(one.get("scorer"))] = one

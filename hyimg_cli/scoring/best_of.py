@@ -81,7 +81,7 @@ class BestOf(RunsInTurn):
         again, self._asks_again = self._asks_again, False
         with ScoresFile(self._out) as file:
             score_candidates(every, self.scorers, file, config, self._remark, retry_failed=again)
-        picks = pick(pool, finals, file.scores, self._rule, read_choices(self._out))
+        picks = pick(pool, finals, file.means(), self._rule, read_choices(self._out))
         write_picks(self._out, picks)
         return picks
 

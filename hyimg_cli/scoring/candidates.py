@@ -12,7 +12,7 @@ from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.past_run import past_jobs
-from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoresFile, read_lines
+from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoreKey, ScoresFile, read_lines
 from hyimg_cli.scoring.process import ScorerProcess
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
@@ -94,75 +94,109 @@ def score_candidates(
 ) -> int:
     """Ask each scorer for the scores that `file` lacks, and return how many were missing.
 
-    A batch's scores are on disk before the next batch starts. A scorer with nothing to do is not
-    started. `retry_failed`: score candidates without a value again. A scorer that cannot continue
-    does not stop the others; MachineError is raised afterwards.
+    A score is on disk as soon as it is known. A scorer with nothing to do is not started.
+    `config.repeat`: how often each candidate is scored, by scorers whose scores can differ.
+    `retry_failed`: ask for missing values again. A scorer that cannot continue does not stop the
+    others; MachineError is raised afterwards.
     """
     asked, errors = 0, list[MachineError]()
     known = {k for k, line in file.scores.items() if not retry_failed or line.get("fault") is None}
     for scorer in scorers:
-        needs = scorer.declared["needs"]
         # Equal texts, and equal pictures, are scored once.
-        wanted: dict[str, Candidate] = {}
+        shown: dict[str, Candidate] = {}
         for one in candidates:
-            if one.has.issuperset(needs):
-                wanted.setdefault(one.key(scorer.identity, needs), one)
+            if one.has.issuperset(scorer.declared["needs"]):
+                shown.setdefault(one.key(scorer.identity, scorer.declared["needs"]), one)
         if (file.declared.get(scorer.name) or {}).get("identity") != scorer.identity:
             file.append([scorer.recorded])
-        left = {key: one for key, one in wanted.items() if key not in known}
-        items = [(key, one) for key, one in left.items() if one.is_intact]
-        if gone := len(left) - len(items):
-            tell(f"{counted(gone, 'candidate')} not scored: the file changed since its run")
+        if config.repeat > 1 and scorer.is_computed:
+            tell(f"{scorer.name}: asked once, because its score is the same each time")
+        # Every candidate has its first score before any has its second.
+        repeats = range(1 if scorer.is_computed else config.repeat)
+        wanted = [ScoreKey(first, repeat) for repeat in repeats for first in shown]
+        left = [key for key in wanted if key.own not in known]
+        changed = {first for first in {key.first for key in left} if not shown[first].is_intact}
+        if changed:
+            tell(f"{counted(len(changed), 'candidate')} not scored: the file changed since its run")
+        items = {key: shown[key.first] for key in left if key.first not in changed}
         try:
             if items:
                 asked += _ask(scorer, items, file, config.score_timeout, tell)
         except MachineError as error:
             errors.append(error)
-        _tell_missing(
-            scorer, candidates, [file.scores[key] for key in wanted if key in file.scores], tell
-        )
+        found = [file.scores[key.own] for key in wanted if key.own in file.scores]
+        _tell_missing(scorer, candidates, found, tell)
+        _tell_changes(scorer, found, tell)
     if errors:
         raise errors[0]
     return asked
 
 
 def _tell_missing(
-    scorer: Scorer, candidates: Sequence[Candidate], scores: Iterable[Mapping[str, Any]], tell: Tell
+    scorer: Scorer,
+    candidates: Sequence[Candidate],
+    scores: Sequence[Mapping[str, Any]],
+    tell: Tell,
 ) -> None:
     """Report why candidates have no value by a scorer: what they lack, and the scorer's reasons."""
     lacking = Counter(need for one in candidates for need in {*scorer.declared["needs"]} - one.has)
     for need, count in lacking.items():
         tell(f"{scorer.name}: {counted(count, 'candidate')} skipped: no {need} to show to it")
+    unit = "score" if any("repeat" in one for one in scores) else "candidate"
     faults = Counter(str(one["fault"]) for one in scores if one.get("fault") is not None)
     for fault, count in faults.most_common(_MOST_FAULTS):
-        tell(f"{scorer.name}: {counted(count, 'candidate')} without a value: {printable(fault)}")
+        tell(f"{scorer.name}: {counted(count, unit)} without a value: {printable(fault)}")
     if (others := len(faults) - _MOST_FAULTS) > 0:
         tell(f"{scorer.name}: {counted(others, 'more reason')} in {SCORES}")
 
 
+def _tell_changes(scorer: Scorer, scores: Sequence[Mapping[str, Any]], tell: Tell) -> None:
+    """Warn of facts about a scorer that are not the same for all its values."""
+    for fact, counts in facts_in(scores).items():
+        if len(counts) > 1:
+            said = ", ".join(f"{printable(str(v))} ({n})" for v, n in counts.most_common())
+            tell(f"warning: {scorer.name}: {fact} is not the same for all scores: {said}")
+
+
+def facts_in(scores: Iterable[Mapping[str, Any]]) -> dict[str, Counter[Any]]:
+    """Return how many values were given under each fact about their scorer, by its name."""
+    found: dict[str, Counter[Any]] = defaultdict(Counter)
+    for one in scores:
+        if one.get("value") is not None:
+            for fact, told in (one.get("facts") or {}).items():
+                found[fact][told] += 1
+    return dict(found)
+
+
 def _ask(
     scorer: Scorer,
-    items: Sequence[tuple[str, Candidate]],
+    items: Mapping[ScoreKey, Candidate],
     file: ScoresFile,
     limit_s: float,
     tell: Tell,
 ) -> int:
     """Score candidates by the keys of their scores."""
     began = told = time.monotonic()
-    done = 0
+    done, keys = 0, {key.own: key for key in items}
+    own = {"scorer": scorer.name, "identity": scorer.identity}
     with ScorerProcess(scorer, limit_s, tell) as process:
         for start in range(0, len(items), BATCH):
-            batch = items[start : start + BATCH]
-            scores = [*process.score([one.case(scorer.declared["needs"]) for _, one in batch])]
-            own = {"scorer": scorer.name, "identity": scorer.identity}
-            file.append(
-                {"key": key} | own | {"pixel_sha256": one.content} | asdict(score)
-                for (key, one), score in zip(batch, scores, strict=True)
-            )
-            done += len(scores)
+            batch = [*items.items()][start : start + BATCH]
+            cases = {key.own: one.case(scorer.declared["needs"]) for key, one in batch}
+            for scores in process.score(cases):
+                file.append(
+                    keys[key].recorded
+                    | own
+                    | {"pixel_sha256": items[keys[key]].content}
+                    | {name: value for name, value in asdict(score).items() if name != "facts"}
+                    | ({"facts": score.facts} if score.facts else {})
+                    for key, score in scores.items()
+                )
+                done += len(scores)
             if time.monotonic() - told > _TOLD_EVERY_S:
                 told = time.monotonic()
                 tell(f"{scorer.name}: {done} of {len(items)} scored")
     took = time_text(time.monotonic() - began)
-    tell(f"{scorer.name}: {counted(done, 'candidate')} asked in {took}")
+    unit = "score" if any(key.repeat for key in items) else "candidate"
+    tell(f"{scorer.name}: {counted(done, unit)} asked in {took}")
     return done

@@ -21,11 +21,14 @@ from typing import Any, BinaryIO, Self
 from hyimg_cli.errors import MachineError
 from hyimg_cli.files import json_of
 from hyimg_cli.scoring.scorers import Scorer
+from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.printed import printable
 
 _RUNNER = Path(__file__).with_name("runner.py")
 # Maximum lengths of an answer, a reason, and a line that a scorer prints.
 _MOST_BYTES, _MOST_REASON, _MOST_LINE = 16_000_000, 2000, 300
+# Maximum number of facts about a scorer, and length of one.
+_MOST_FACTS, _MOST_FACT = 16, 200
 # Sequences that control a terminal.
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.?)")
 # A scorer whose process ended in this many cases in a row is not asked again.
@@ -36,13 +39,17 @@ _GUESSED = "guess_if_cannot_parse"
 
 @dataclass(frozen=True)
 class Score:
-    """A value with its parts and a reason in words; or None, and `fault` says why."""
+    """A value with its parts and a reason in words; or None, and `fault` says why.
+
+    `facts`: about the scorer, not the picture, such as the model that answered.
+    """
 
     value: float | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     fault: str | None = None
     seconds: float = 0.0
+    facts: Mapping[str, str | float] = field(default_factory=dict)
 
 
 class _BatchFailed(Exception):
@@ -75,39 +82,67 @@ class ScorerProcess:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def score(self, cases: Sequence[Mapping[str, Any]]) -> Iterator[Score]:
-        """Yield a score for each case, in order.
+    def score(self, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Score]]:
+        """Yield the scores of cases by their keys, as they arrive.
 
-        A batch that fails is retried in halves; a case that fails alone has no value. Raises
-        MachineError for a scorer that cannot start, or reports that it cannot continue.
+        A batch that fails is retried in halves, without the cases that have a score; a case that
+        fails alone has no value. Raises MachineError for a scorer that cannot start, or reports
+        that it cannot continue.
         """
-        began = time.monotonic()
+        left = dict(cases)
         try:
-            if self._process is None:
-                self._start()
-            reply = self._exchange({"cases": [*cases]})
-            if reply.get("stops"):
-                raise self._error(str(reply.get("error")))
-            answers = reply.get("scores")
-            if not isinstance(answers, list) or len(answers) != len(cases):
-                count = len(answers) if isinstance(answers, list) else "no"
-                raise _BatchFailed(reply.get("error") or f"{count} scores for {len(cases)} cases")
+            for found in self._asked(cases):
+                left = {key: case for key, case in left.items() if key not in found}
+                yield found
         except _BatchFailed as failed:
-            if len(cases) > 1:
-                half = len(cases) // 2
-                yield from self.score(cases[:half])
-                yield from self.score(cases[half:])
+            if len(left) > 1:
+                keys = [*left]
+                half = len(keys) // 2
+                yield from self.score({key: left[key] for key in keys[:half]})
+                yield from self.score({key: left[key] for key in keys[half:]})
                 return
             self._deaths = self._deaths + 1 if self._process is None else 0
-            yield Score(fault=printable(str(failed))[:_MOST_REASON])
+            yield {key: Score(fault=printable(str(failed))[:_MOST_REASON]) for key in left}
             if self._deaths == _MOST_DEATHS:
                 what = f"the scorer's process ended on {_MOST_DEATHS} cases in a row: {failed}"
                 raise self._error(what) from None
             return
         self._deaths = 0
-        seconds = round((time.monotonic() - began) / len(cases), 3)
-        for answer in answers:
-            yield read_score(answer, self.scorer.declared["range"], seconds)
+
+    def _asked(self, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Score]]:
+        """Yield what one question about these cases is answered by.
+
+        Raises _BatchFailed unless each case is answered once, and MachineError as `score` does.
+        """
+        keys, before = [*cases], time.monotonic()
+        if self._process is None:
+            self._start()
+        early = set[str]()
+        for reply in self._exchange({"cases": [*cases.values()]}):
+            now = time.monotonic()
+            if reply.get("stops"):
+                raise self._error(str(reply.get("error")))
+            if "score" in reply:
+                place = reply["score"].get("case") if isinstance(reply["score"], dict) else None
+                if type(place) is not int or not 0 <= place < len(keys) or keys[place] in early:
+                    self._stop()  # more of its answer may follow
+                    raise _BatchFailed(f"a score names case {shown(place)} of {len(keys)}")
+                early.add(keys[place])
+                yield self._read([keys[place]], [reply["score"]], now - before)
+            else:
+                answers, rest = reply.get("scores"), [key for key in keys if key not in early]
+                if not isinstance(answers, list) or len(answers) != len(rest):
+                    count = len(answers) + len(early) if isinstance(answers, list) else "no"
+                    what = reply.get("error") or f"{count} scores for {len(keys)} cases"
+                    raise _BatchFailed(what)
+                if rest:
+                    yield self._read(rest, answers, now - before)
+            before = now
+
+    def _read(self, keys: Sequence[str], answers: Sequence[Any], took_s: float) -> dict[str, Score]:
+        bounds, seconds = self.scorer.declared["range"], round(took_s / len(keys), 3)
+        found = (read_score(answer, bounds, seconds) for answer in answers)
+        return dict(zip(keys, found, strict=True))
 
     def _error(self, what: str, hint: str = "") -> MachineError:
         where = self.scorer.name
@@ -140,7 +175,8 @@ class ScorerProcess:
         self._listener.start()
         hint = "check the packages of its interpreter; --score-python NAME=PATH names another"
         try:
-            why = self._exchange(scorer.options).get("error")
+            (reply,) = self._exchange(scorer.options)
+            why = reply.get("error")
         except _BatchFailed as failed:
             why = str(failed)
             if failed.is_late:
@@ -150,8 +186,8 @@ class ScorerProcess:
             said = f" ({'; '.join(self._printed)})" if self._printed else ""
             raise self._error(f"the scorer cannot start: {why}{said}", hint)
 
-    def _exchange(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a line, and return the object that answers it.
+    def _exchange(self, question: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send a line, and yield the objects that answer it: early scores, then the last.
 
         Raises _BatchFailed once the process has been stopped: it hung, ended, or did not answer
         with JSON.
@@ -171,18 +207,18 @@ class ScorerProcess:
             with suppress(BrokenPipeError):  # its answer explains the end
                 self._asks.write(json.dumps(question).encode() + b"\n")
                 self._asks.flush()
-            line = self._answers.readline(_MOST_BYTES)
+            while (answer := _object_in(line := self._answers.readline(_MOST_BYTES))) is not None:
+                yield answer
+                if "score" not in answer:
+                    return
         finally:
             timer.cancel()
         why = "its answer is not one line of JSON"
-        if line.endswith(b"\n"):
-            with suppress(ValueError):
-                if isinstance(answer := json_of(line), dict):
-                    return answer
-        elif is_late.is_set():
-            why = f"no answer in {self._limit_s:g} s"
-        elif not line:
-            why = _ending(process)
+        if not line.endswith(b"\n"):
+            if is_late.is_set():
+                why = f"no answer in {self._limit_s:g} s"
+            elif not line:
+                why = _ending(process)
         self._stop()
         raise _BatchFailed(why, is_late=is_late.is_set())
 
@@ -212,6 +248,14 @@ class ScorerProcess:
         self._listener.join(1)
 
 
+def _object_in(line: bytes) -> dict[str, Any] | None:
+    """Return the object in a whole line; None if it has none."""
+    with suppress(ValueError):
+        if line.endswith(b"\n") and isinstance(answer := json_of(line), dict):
+            return answer
+    return None
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -233,11 +277,26 @@ def read_score(answer: Any, bounds: Sequence[float] | None = None, seconds: floa
     given = answer if isinstance(answer, dict) else {"value": answer}
     value, parts = given.get("value"), given.get("parts") or {}
     reason = printable(str(given.get("reason") or ""))[:_MOST_REASON]
+    facts = _facts_in(given.get("facts") or {})
     fault = given.get("fault") or _find_fault(value, parts, reason, bounds)
+    if facts is None:
+        fault = "its facts are not names with texts or numbers"
     if fault or value is None:
-        return Score(None, {}, reason, printable(str(fault))[:_MOST_REASON], seconds)
+        return Score(None, {}, reason, printable(str(fault))[:_MOST_REASON], seconds, facts or {})
     kept = {printable(str(name))[:40]: float(part) for name, part in parts.items()}
-    return Score(float(value), kept, reason, None, seconds)
+    return Score(float(value), kept, reason, None, seconds, facts or {})
+
+
+def _facts_in(given: Any) -> dict[str, str | float] | None:
+    """Return a scorer's facts, cut to what is recorded; None if they are none."""
+    facts: dict[str, str | float] = {}
+    for name, fact in [*given.items()][:_MOST_FACTS] if isinstance(given, dict) else [("", None)]:
+        if isinstance(fact, str):
+            fact = printable(fact)[:_MOST_FACT]
+        elif not isinstance(fact, int | float) or not abs(fact) < 2**53:
+            return None
+        facts[printable(str(name))[:40]] = fact
+    return facts
 
 
 def _find_fault(value: Any, parts: Any, reason: str, bounds: Sequence[float] | None) -> str | None:

@@ -3,8 +3,9 @@
     PYTHON runner.py READ WRITE MODULE_OR_FILE FUNCTION
 
 READ and WRITE are descriptors of JSON lines. The first line has the options; then each line has
-`cases`, and is answered by `scores`, or by `error`. Everything that the scorer prints goes to
-standard error. The process ends when its questions end, whatever it is doing.
+`cases`, and is answered by `scores`, or by `error`. An answer that says its `case` is passed on at
+once, as a `score` before that; the other answers are in `scores`, in order. Everything that the
+scorer prints goes to standard error. The process ends when its questions end, whatever it is doing.
 """
 
 import importlib
@@ -34,7 +35,13 @@ def main() -> None:
     while True:
         cases = lines.get()["cases"]
         try:
-            _answer(answers, {"scores": list(function(cases, options))})
+            in_order = []
+            for answer in function(cases, options):
+                if isinstance(answer, dict) and "case" in answer:
+                    _answer(answers, {"score": answer})
+                else:
+                    in_order.append(answer)
+            _answer(answers, {"scores": in_order})
         except Exception as error:
             stops = bool(getattr(error, "stops_scoring", False))
             _answer(answers, {"error": _said(error), "stops": stops})

@@ -23,6 +23,13 @@ from urllib.parse import urlsplit
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of, text_of
+from hyimg_cli.scoring.options import (
+    FLAG,
+    declared_options,
+    judge_fields,
+    options_by_scorer,
+    options_of,
+)
 from hyimg_cli.settings.run import CandidatesConfig
 from hyimg_cli.settings.values import nearest, shown
 from hyimg_cli.spec import digest
@@ -39,7 +46,10 @@ _DECLARED: dict[str, Any] = {
     "needs": ["result"],
     "range": None,
     "higher_is_better": True,
+    "options": {},
 }
+# A rubric must ask for these marks; an edit's source is a mark of its own, which may be left out.
+JUDGE_KEYS = ("follows", "quality")
 _BUILT_IN = {
     "outside": "hyimg_cli.measure.scorers",
     "text": "hyimg_cli.measure.scorers",
@@ -70,6 +80,11 @@ class Scorer:
         """Its line in scores.jsonl."""
         return {"scorer": self.name, "identity": self.identity, "declared": self.declared}
 
+    @property
+    def is_computed(self) -> bool:
+        """True for hyimg's own computations, whose scores are the same each time."""
+        return self.module == _BUILT_IN["outside"]
+
     @cached_property
     def identity(self) -> str:
         """A digest of everything known before it runs that decides its scores."""
@@ -79,14 +94,16 @@ class Scorer:
 def scorers_of(config: CandidatesConfig) -> list[Scorer]:
     """Return the scorers that a run's settings name, in order. Raises UsageError."""
     pythons = dict(_pair(text, "--score-python") for text in config.score_python)
-    found = [_scorer(spec, pythons, config) for spec in config.score]
+    options = options_by_scorer(config.score_option)
+    found = [_scorer(spec, pythons, options, config) for spec in config.score]
     names = [one.name for one in found]
     if twice := {name for name in names if names.count(name) > 1}:
         what, hint = f"two scorers are called {shown(min(twice))}", "name one: --score NAME=TARGET"
         raise _fault(what, hint)
-    if unused := pythons.keys() - set(names):
-        what = f"--score-python names {shown(min(unused))}, and --score does not"
-        raise _fault(what, f"scorers: {', '.join(names) or 'none'}")
+    for flag, named in (("--score-python", pythons), (FLAG, options)):
+        if unused := named.keys() - set(names):
+            what = f"{flag} names {shown(min(unused))}, and --score does not"
+            raise _fault(what, f"scorers: {', '.join(names) or 'none'}")
     return found
 
 
@@ -94,13 +111,22 @@ def _fault(what: str, hint: str = _SHAPE, where: Path | str = "--score") -> Usag
     return UsageError(what, where=where, hint=hint, code="usage.scorer")
 
 
-def _scorer(spec: str, pythons: Mapping[str, str], config: CandidatesConfig) -> Scorer:
+def _scorer(
+    spec: str,
+    pythons: Mapping[str, str],
+    given_options: Mapping[str, Mapping[str, str]],
+    config: CandidatesConfig,
+) -> Scorer:
     given, target = _pair(spec, "--score") if "=" in spec else ("", spec)
     module, _, function = target.rpartition(":")
     if target in _BUILT_IN or target.startswith("judge:"):
         kind, _, model = target.partition(":")
-        options, facts = _judge(spec, model, config) if kind == "judge" else ({}, {})
-        given, module, function = given or kind, _BUILT_IN[kind], kind
+        given = given or kind
+        options, facts = {}, {}
+        if kind == "judge":
+            fields = judge_fields(given, given_options.get(given, {}))
+            options, facts = _judge(spec, model, config, fields)
+        module, function = _BUILT_IN[kind], kind
         python, places = sys.executable, [str(Path(__file__).parents[2])]
     else:
         options, facts = {}, {}
@@ -128,15 +154,21 @@ def _scorer(spec: str, pythons: Mapping[str, str], config: CandidatesConfig) -> 
         hint = "install it, run from its folder, or write the path of its file: FILE.py:FUNCTION"
         raise _fault(f"the module of {shown(spec)} was not found", hint)
     name, declared = given or function, _declaration(file, function) | facts
+    if not facts:
+        options = options_of(name, declared["options"], given_options.get(name, {}))
+        declared["options"] = options
+    # Identities from before there were options stay valid.
+    if not declared["options"]:
+        del declared["options"]
     if module == _BUILT_IN.get(function):
         return Scorer(name, module, function, python, {"name": name} | declared, "", options)
     source = digest.of_bytes(bytes_of(file, SETTINGS_BYTES))
     module = str(file) if module.endswith(".py") else module
-    return Scorer(name, module, function, python, {"name": name} | declared, source)
+    return Scorer(name, module, function, python, {"name": name} | declared, source, options)
 
 
 def _judge(
-    spec: str, model: str, config: CandidatesConfig
+    spec: str, model: str, config: CandidatesConfig, fields: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the judge's options, and the ones on which its scores depend. Raises UsageError."""
     if not model:
@@ -155,9 +187,17 @@ def _judge(
     except OSError as error:
         what = f"the rubric cannot be read: {error.strerror}"
         raise UsageError(what, where="--rubric", code="usage.rubric") from None
-    options = {"url": config.judge_url, "model": model, "rubric": rubric}
-    facts = {"weights": model, "rubric_sha256": digest.of_bytes(rubric.encode())}
-    return options | {"limit_s": config.score_timeout}, facts
+    if lacking := [key for key in JUDGE_KEYS if key not in rubric]:
+        what = f"the rubric does not ask for {' and '.join(lacking)}"
+        hint = (
+            "its answer must be a JSON object with the keys follows, quality and, for edits, "
+            "preserves: numbers from 0 to 10. reason is recorded too"
+        )
+        raise UsageError(what, where=f"--rubric {config.rubric}", hint=hint, code="usage.rubric")
+    template = digest.of_bytes(rubric.encode())
+    options = {"url": config.judge_url, "model": model, "rubric": rubric, "fields": {**fields}}
+    options |= {"limit_s": config.score_timeout, "template_sha256": template}
+    return options, {"weights": model, "rubric_sha256": template, "options": {**fields}}
 
 
 def _declaration(file: Path, name: str) -> dict[str, Any]:
@@ -177,6 +217,7 @@ def _declaration(file: Path, name: str) -> dict[str, Any]:
             declared["range"] = low, high = [*map(float, bounds)]
             if not low < high:
                 raise ValueError(f"range is {shown(bounds)}")
+        declared["options"] = declared_options(declared["options"])
         declared["needs"] = [*declared["needs"]]
         if not declared["needs"] or not NEEDS.issuperset(declared["needs"]):
             known = ", ".join(sorted(NEEDS))

@@ -365,6 +365,12 @@ NAMES = Kind(
 )
 LINKS = Kind(_links, {"type": "array", "items": ANY_TEXT}, split=lambda cell: cell.split(";"))
 GATES = replace(NAMES, metavar="scorer=number")
+# A comma separates options only before the next NAME.KEY=, so a value may have commas.
+SCORER_OPTIONS = replace(
+    NAMES,
+    metavar="name.key=value",
+    split=lambda cell: re.split(r"\s*,\s*(?=[A-Za-z0-9_-]+\.[A-Za-z0-9_]+=)", cell.strip()),
+)
 CUSTOM_ID = pattern_kind(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id")
 DEVICE = pattern_kind(
     r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced",

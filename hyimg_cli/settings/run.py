@@ -15,7 +15,17 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Interval
 
-from hyimg_cli.settings.kinds import DEVICE, DURATION, FOLDER, GATES, NAMES, RUN_FOLDER, SHARE, SIZE
+from hyimg_cli.settings.kinds import (
+    DEVICE,
+    DURATION,
+    FOLDER,
+    GATES,
+    NAMES,
+    RUN_FOLDER,
+    SCORER_OPTIONS,
+    SHARE,
+    SIZE,
+)
 from hyimg_cli.settings.name_template import NAME_TEMPLATE
 from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.spec import options as o
@@ -498,6 +508,12 @@ class CandidatesConfig:
     score_python: Annotated[tuple[str, ...], NAMES] = _scored(
         (), "Python of a scorer's own environment: NAME=PATH."
     )
+    score_option: Annotated[tuple[str, ...], SCORER_OPTIONS] = _scored(
+        (), "Option of a scorer: NAME.KEY=VALUE. Other options are other scores."
+    )
+    repeat: Annotated[int, Interval(ge=1, le=100)] = _scored(
+        1, "Scores of each candidate by scorers whose scores can differ, such as a judge."
+    )
     score_timeout: Annotated[float, Interval(gt=0, le=86400)] = _scored(
         300.0, "Seconds that a scorer may take for a batch of 8 candidates."
     )
@@ -505,7 +521,9 @@ class CandidatesConfig:
         None, "OpenAI-compatible endpoint of the judge. Its key is read from HYIMG_JUDGE_KEY."
     )
     rubric: Annotated[str, FOLDER] | None = _scored(
-        None, "File with the judge's instructions. Default: hyimg's own."
+        None,
+        "File with the judge's instructions; they must ask for JSON with the keys follows, quality "
+        "and, for edits, preserves. Default: hyimg's own.",
     )
     keep: Annotated[int, Interval(ge=1, le=1000)] = _candidates(
         1, "Candidates to pick from each line.", flags=("--pick", "--keep")

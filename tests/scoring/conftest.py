@@ -1,8 +1,12 @@
 """Candidates without a model, and scorers that behave and misbehave, as files of their own."""
 
 import json
+import select
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -125,6 +129,10 @@ class Endpoint(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: dict[str, list[dict[str, Any]]] = {}
         self.headers: list[dict[str, str]] = []
+        # What it says that it is, and how long it thinks about the prompt "slow".
+        self.model, self.slow_s = "qwen-2026-01", 0.0
+        # Seconds before each answer, and the answers that were sent completely, by prompt.
+        self.every_s, self.answered = 0.0, Counter[str]()
 
     @property
     def url(self) -> str:
@@ -146,14 +154,23 @@ class _Handler(BaseHTTPRequestHandler):
             "chatter": f"Well. {GOOD} Is that all?",
             "prose": "It is fine.",
             "eleven": "11",
+            "lacking": '{"follows": 8}',
         }.get(prompt, GOOD.replace("8", "11") if prompt == "out of range" else GOOD)
-        answer = {"choices": [{"message": {"content": text}}]}
+        choice: dict[str, Any] = {"message": {"content": text}}
         if prompt == "refuses":
-            answer = {"choices": [{"message": {"content": None, "refusal": "I cannot"}}]}
-        self.send_response(code)
-        self.send_header("Location", "http://127.0.0.1:1/elsewhere")
-        self.end_headers()
-        self.wfile.write(b"<html>" if prompt == "html" else json.dumps(answer).encode())
+            choice = {"message": {"content": None, "refusal": "I cannot"}}
+        if prompt == "filtered":
+            choice = {"message": {"content": ""}, "finish_reason": "content_filter"}
+        answer = {"choices": [choice], "model": self.server.model, "system_fingerprint": "fp_1"}
+        if prompt == "400 jailbreak":
+            code, answer = 400, {"error": {"code": "content_filter", "message": "jailbreak"}}
+        time.sleep(self.server.slow_s if prompt == "slow" else self.server.every_s)
+        with suppress(OSError):
+            self.send_response(code)
+            self.send_header("Location", "http://127.0.0.1:1/elsewhere")
+            self.end_headers()
+            self.wfile.write(b"<html>" if prompt == "html" else json.dumps(answer).encode())
+            self.server.answered[prompt] += not select.select([self.connection], [], [], 0)[0]
 
     def log_message(self, *_: Any) -> None:
         return None

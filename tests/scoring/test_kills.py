@@ -8,8 +8,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_runs import made_run
 
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.picks import read_picks
@@ -155,3 +157,42 @@ def test_killed_drafts_and_finals_are_those_of_a_plain_run(
     assert [json.dumps(picks[name]) for name in expected] == [*map(json.dumps, expected.values())]
     keys = [json.loads(line).get("key") for line in (out / "scores.jsonl").read_text().splitlines()]
     assert max(Counter(filter(None, keys)).values()) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_a_killed_judge_asks_for_nothing_that_was_answered(endpoint: Any, tmp_path: Path) -> None:
+    """The stand-in counts the answers that it sent completely, by picture; a request that a kill
+    cut off may be sent again.
+    """
+    rng, kills, repeats = random.Random(2), 20, 3
+    jobs = [{"custom_id": f"job-{n}", "prompt": f"number {n}"} for n in range(60)]
+    out = made_run(tmp_path / "out", [job | {"colour": (n, 0, 0)} for n, job in enumerate(jobs)])
+    endpoint.every_s = 0.2
+    words = ("score", "out", "--score", "judge:m", "--judge-url", endpoint.url)
+    words += ("--repeat", str(repeats), "-q")
+    scores, killed, cut_off = out / "scores.jsonl", 0, 0
+    for _ in range(kills):
+        before = scores.stat().st_size if scores.exists() else 0
+        with start(tmp_path, *words) as process:
+            until = before + rng.randint(1, 2500)
+            while process.poll() is None and (not scores.exists() or scores.stat().st_size < until):
+                time.sleep(0.001)
+            killed += process.poll() is None
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.5)
+    with start(tmp_path, *words) as process:
+        assert process.wait() == 0
+    found = [json.loads(line) for line in scores.read_text().splitlines()]
+    keys = Counter(line["key"] for line in found if "key" in line)
+    assert (len(keys), max(keys.values())) == (len(jobs) * repeats, 1)
+    asked = {prompt: len(bodies) for prompt, bodies in endpoint.asked.items()}
+    answered = endpoint.answered
+    again = sum(asked.values()) - len(jobs) * repeats
+    cut_off = sum(asked[one] - answered[one] for one in asked)
+    twice = sum(answered[one] - repeats for one in asked)
+    sys.stdout.write(f"{killed} kills, {again} asked again, {cut_off} cut off, {twice} twice\n")
+    assert set(asked) == {job["prompt"] for job in jobs}
+    assert again <= killed * BATCH
+    # The answer that was on its way from the judge's process to the file as the kill came.
+    assert twice <= killed * 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_scorers import in_order
 
 from hyimg_cli.errors import MachineError
 from hyimg_cli.scoring.process import Score, ScorerProcess
@@ -26,7 +27,7 @@ def scored(
 ) -> list[Score]:
     told = [] if printed is None else printed
     with ScorerProcess(scorer(file), limit_s, told.append) as process:
-        return [*process.score([{"prompt": prompt, "result": "x"} for prompt in prompts])]
+        return in_order(process, [{"prompt": prompt, "result": "x"} for prompt in prompts])
 
 
 def test_what_is_no_value_is_null_with_a_fault(scorers_file: Path) -> None:
@@ -82,13 +83,13 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     file = tmp_path / "lacks.py"
     file.write_text("SCORERS = {'lacks': {}}\nimport no_such_package\n")
     with pytest.raises(MachineError, match="No module named 'no_such_package'"):
-        [*ScorerProcess(scorer(file, "lacks"), 20.0, print).score([{}])]
+        in_order(ScorerProcess(scorer(file, "lacks"), 20.0, print), [{}])
     plain = scorer(file, "lacks", score_python=("lacks=/no/such/python",))
     with pytest.raises(MachineError, match="cannot be started"):
-        [*ScorerProcess(plain, 20.0, print).score([{}])]
+        in_order(ScorerProcess(plain, 20.0, print), [{}])
     file.write_text("SCORERS = {'lacks': {}}\nimport time\ntime.sleep(60)\n")
     with pytest.raises(MachineError, match=r"no answer in 0\.5 s") as slow:
-        [*ScorerProcess(scorer(file, "lacks"), 0.5, print).score([{}])]
+        in_order(ScorerProcess(scorer(file, "lacks"), 0.5, print), [{}])
     assert "--score-timeout" in slow.value.hint
 
 
@@ -109,7 +110,7 @@ def test_the_interpreter_needs_no_package_and_no_hyimg(
     )
     bare = scorer(file, "packages", score_python=(f"packages={home}/bin/python",))
     with ScorerProcess(bare, 20.0, print) as process:
-        assert [one.value for one in process.score([{"prompt": "a"}])] == [0.0]
+        assert [one.value for one in in_order(process, [{"prompt": "a"}])] == [0.0]
 
 
 def test_no_process_outlives_who_asks(scorers_file: Path) -> None:
@@ -121,9 +122,9 @@ def test_no_process_outlives_who_asks(scorers_file: Path) -> None:
         "from hyimg_cli.settings.run import CandidatesConfig\n"
         "(one,) = scorers_of(CandidatesConfig(score=(sys.argv[1],)))\n"
         "process = ScorerProcess(one, 60.0, lambda _: None)\n"
-        "list(process.score([{'prompt': 'fine'}]))\n"
+        "list(process.score({'a': {'prompt': 'fine'}}))\n"
         "print(process._process.pid, flush=True)\n"
-        "list(process.score([{'prompt': 'hangs'}]))\n"
+        "list(process.score({'a': {'prompt': 'hangs'}}))\n"
     )
     words = [sys.executable, "-c", code, f"{scorers_file}:odd"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as asking:

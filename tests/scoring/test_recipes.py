@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked_scorers import in_order
 
 from hyimg_cli.scoring.process import Score, ScorerProcess
 from hyimg_cli.scoring.scorers import scorers_of
@@ -73,7 +74,7 @@ def scored(
         (scorer,) = scorers_of(CandidatesConfig(score=(f"{RECIPES}/{recipe}",)))
         case = {"sources": [picture], "kept_source": 1, "result": picture}
         with ScorerProcess(scorer, 60.0, print) as process:
-            return [*process.score([case | {"prompt": prompt} for prompt in ("a cat", "a dog")])]
+            return in_order(process, [case | {"prompt": prompt} for prompt in ("a cat", "a dog")])
 
     return run
 

@@ -63,6 +63,8 @@ def test_an_entry_point_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("SCORERS = {'clip': {'needs': ['password']}}", "needs is"),
         ("SCORERS = {'clip': {'rang': [0, 1]}}", "rang is not known"),
         ("SCORERS = ", "cannot be read"),
+        ("SCORERS = {'clip': {'options': {'a b': 1}}}", "cannot name an option"),
+        ("SCORERS = {'clip': {'options': {'a': [1]}}}", "option a is"),
     ],
 )
 def test_a_faulty_declaration_is_told(tmp_path: Path, source: str, what: str) -> None:
@@ -89,8 +91,39 @@ def test_what_names_no_scorer(config: dict[str, Any]) -> None:
 
 def test_no_line_and_no_request_names_code_an_interpreter_or_an_address() -> None:
     settings = set(TABLES["candidates"])
-    assert settings >= {"score", "score_python", "judge_url", "rubric"}
+    assert settings >= {"score", "score_python", "score_option", "judge_url", "rubric"}
     assert not settings & BY_NAME.keys()
     assert not settings & ALLOWED
     # Nor does one say that it is somebody's candidate.
     assert not {"candidate_of", "candidate", "draft_of"} & ALLOWED
+
+
+def test_options_are_typed_and_part_of_the_identity(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    declared = "{'model': 'a', 'size': 224, 'is_fast': False, 'path': None}"
+    file.write_text(f"SCORERS = {{'clip': {{'options': {declared}}}, 'plain': {{}}}}")
+
+    def clip(*options: str) -> Scorer:
+        return one(f"{file}:clip", score_option=options)
+
+    default = {"model": "a", "size": 224, "is_fast": False, "path": None}
+    assert clip().options == default
+    given = clip("clip.model=12", "clip.size=336", "clip.is_fast=true", "clip.path=a,b")
+    assert given.options == {"model": "12", "size": 336, "is_fast": True, "path": "a,b"}
+    assert given.declared["options"] == given.options
+    # Another option is other scores; the default said aloud is the default.
+    assert given.identity != clip().identity == clip("clip.size=224").identity
+    assert "options" not in one(f"{file}:plain").declared
+    for option, said in {
+        "clip.sise=1": "did you mean size",
+        "clip.colour=red": "options of clip: model, size, is_fast, path",
+        "plain.size=1": "declare it",
+    }.items():
+        with pytest.raises(UsageError) as refused:
+            one(f"{file}:{option.partition('.')[0]}", score_option=(option,))
+        assert said in refused.value.hint
+    for option in ("clip.size=big", "clip.size=true", "clip.is_fast=1"):
+        with pytest.raises(UsageError, match=r"not a number|not true or false"):
+            clip(option)
+    with pytest.raises(UsageError, match="given twice"):
+        clip("clip.size=1", "clip.size=2")

@@ -77,7 +77,7 @@ def compare_drafts(
         score_candidates(every, scorers, file, config, tell)
     found: dict[str, Any] = {}
     for scorer in scorers:
-        tasks = _tasks(pools, scorer, file.scores)
+        tasks = _tasks(pools, scorer, file.means())
         if not tasks:
             raise UsageError(f"no line has two candidates that {scorer.name} gave a value")
         rows = [judge_drafts(tasks, steps, redone) for steps in counts for redone in _REDONE]

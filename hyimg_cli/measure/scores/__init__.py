@@ -1,0 +1,1 @@
+"""Compare scored runs: means, their intervals, and what is missing."""
