@@ -13,6 +13,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.bench import run_comparison
 from hyimg_cli.cli.completion import among
+from hyimg_cli.cli.eval_scores import show_scores
 from hyimg_cli.cli.progress import stoppable
 from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.manifest.mask_folder import MaskFolder, folder_in, with_mask
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 # Not a distance: it measures what an edit changed outside its region.
 _OUTSIDE = "outside"
+# Nor this: it compares the scores of two runs.
+_SCORES = "scores"
+_OF_SCORES = ("by", "page")
 _OF_OUTSIDE = o.settings_for("eval")
 _OF_DISTANCES = ("min_psnr", "min_ssim", "max_lpips", "max_abs", "weights", "clip")
 # Measured if no paths are given.
@@ -48,7 +52,7 @@ _TITLES = {
 _compare_option = partial(o.option, panel="What is compared")
 _compare_switch = partial(_compare_option, default=False)
 _gate_option = partial(o.option, panel="Gates (exit code 1)")
-METRICS = ("lpips", "psnr", "ssim", "cosine", "all", "outside")
+METRICS = ("lpips", "psnr", "ssim", "cosine", "all", "outside", "scores")
 # Names for several metrics at once; `clip` only with a checkpoint.
 _SEVERAL = {
     "all": ("psnr", "ssim", "lpips", "cosine", "clip", "max_abs", *SHARES),
@@ -62,7 +66,8 @@ def evaluate(
     metric: str = typer.Argument(
         metavar="|".join(METRICS),
         autocompletion=among(METRICS),
-        help="Distance to measure; outside measures what the edit B changed in its source A.",
+        help="Distance to measure; outside measures what the edit B changed in its source A; "
+        "scores compares two scored runs, or shows the mean of one.",
     ),
     a: Path | None = typer.Argument(
         None,
@@ -90,11 +95,19 @@ def evaluate(
     min_ssim: float | None = _gate_option("Minimum SSIM of every picture and frame."),
     max_lpips: float | None = _gate_option("Maximum LPIPS of any picture or frame."),
     max_abs: int | None = _gate_option("Maximum difference of any value, in levels (0 to 255)."),
+    by: list[str] | None = _compare_option(
+        "Scorer to compare by (scores). Repeatable. Default: those of both runs.",
+        metavar="<scorer>",
+    ),
+    page: Path | None = _compare_option(
+        "Write the comparison as an HTML page (scores).", parser=o.folder, metavar="<path>"
+    ),
     as_json: bool = o.AS_JSON,
 ) -> None:
     """Measure the distance between pictures or videos: two files, folders or runs.
 
     Without paths, compares KV reuse with each kind of recompute, from the newest bench folder.
+    Scores have exit code 1 if one is missing, or the judge changed.
     """
     if metric not in METRICS:
         hint = f"allowed: {', '.join(METRICS)}"
@@ -104,11 +117,17 @@ def evaluate(
             hint = f"run {shlex.join(['hyimg', 'eval', 'lpips', metric, str(a)])}; {hint}"
         raise UsageError(f"{metric!r} is not a metric", hint=hint)
     # Refuse options that would have no effect, gates above all.
-    others = _OF_DISTANCES if metric == _OUTSIDE else _OF_OUTSIDE
-    if idle := [f"--{name}".replace("_", "-") for name in others if ctx.params[name] is not None]:
-        hint = f"it belongs to {'a distance' if metric == _OUTSIDE else 'hyimg eval outside'}"
-        raise UsageError(f"{metric} does not take {', '.join(idle)}", hint=hint)
-    run = _outside if metric == _OUTSIDE else _run
+    own = {_OUTSIDE: _OF_OUTSIDE, _SCORES: _OF_SCORES}.get(metric, _OF_DISTANCES)
+    for names, owner in (
+        (_OF_DISTANCES, "a distance"),
+        (_OF_OUTSIDE, "hyimg eval outside"),
+        (_OF_SCORES, "hyimg eval scores"),
+    ):
+        idle = [f"--{name}".replace("_", "-") for name in names if ctx.params[name] is not None]
+        if names is not own and idle:
+            what = f"{metric} does not take {', '.join(idle)}"
+            raise UsageError(what, hint=f"it belongs to {owner}")
+    run = {_OUTSIDE: _outside, _SCORES: _scores}.get(metric, _run)
     with stoppable():
         try:
             raise typer.Exit(run(ctx.params))
@@ -142,6 +161,18 @@ def _outside(given: Mapping[str, Any]) -> int:
     for breach in record["gates"]:
         render.note(f"gate: {breach}")
     return 1 if record["gates"] else 0
+
+
+def _scores(given: Mapping[str, Any]) -> int:
+    """Show scores; return 1 if one is missing, or a judge changed."""
+    return show_scores(
+        given["a"],
+        given["b"],
+        given["by"] or (),
+        given["page"],
+        allow_unpaired=given["allow_unpaired"],
+        as_json=given["as_json"],
+    )
 
 
 def _run(given: Mapping[str, Any]) -> int:

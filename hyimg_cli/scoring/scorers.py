@@ -119,17 +119,16 @@ def _scorer(
 ) -> Scorer:
     given, target = _pair(spec, "--score") if "=" in spec else ("", spec)
     module, _, function = target.rpartition(":")
+    options, facts = dict[str, Any](), dict[str, Any]()
     if target in _BUILT_IN or target.startswith("judge:"):
         kind, _, model = target.partition(":")
         given = given or kind
-        options, facts = {}, {}
         if kind == "judge":
             fields = judge_fields(given, given_options.get(given, {}))
             options, facts = _judge(spec, model, config, fields)
         module, function = _BUILT_IN[kind], kind
         python, places = sys.executable, [str(Path(__file__).parents[2])]
     else:
-        options, facts = {}, {}
         python = pythons.get(given or function, sys.executable)
         venv = Path(python).absolute().parents[1]
         own = sys.path[1:] if python == sys.executable else venv.glob("lib/python3*/site-packages")
@@ -195,8 +194,8 @@ def _judge(
         )
         raise UsageError(what, where=f"--rubric {config.rubric}", hint=hint, code="usage.rubric")
     template = digest.of_bytes(rubric.encode())
-    options = {"url": config.judge_url, "model": model, "rubric": rubric, "fields": {**fields}}
-    options |= {"limit_s": config.score_timeout, "template_sha256": template}
+    options: dict[str, Any] = {"url": config.judge_url, "model": model, "rubric": rubric}
+    options |= {"fields": {**fields}, "limit_s": config.score_timeout, "template_sha256": template}
     return options, {"weights": model, "rubric_sha256": template, "options": {**fields}}
 
 

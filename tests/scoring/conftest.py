@@ -165,12 +165,14 @@ class _Handler(BaseHTTPRequestHandler):
         if prompt == "400 jailbreak":
             code, answer = 400, {"error": {"code": "content_filter", "message": "jailbreak"}}
         time.sleep(self.server.slow_s if prompt == "slow" else self.server.every_s)
+        # A killed judge has closed its connection, which reads as an end.
+        is_gone = bool(select.select([self.connection], [], [], 0)[0])
         with suppress(OSError):
             self.send_response(code)
             self.send_header("Location", "http://127.0.0.1:1/elsewhere")
             self.end_headers()
             self.wfile.write(b"<html>" if prompt == "html" else json.dumps(answer).encode())
-            self.server.answered[prompt] += not select.select([self.connection], [], [], 0)[0]
+            self.server.answered[prompt] += not is_gone
 
     def log_message(self, *_: Any) -> None:
         return None

@@ -88,13 +88,13 @@ def limit_of_two_runs(samples: Samples, repeats: int) -> float | None:
 
 
 def _has_value(values: Floats) -> NDArray[np.bool_]:
-    return ~np.isnan(values).all(1)
+    return np.asarray(~np.isnan(values).all(1))
 
 
 def _weights(samples: Samples, is_used: NDArray[np.bool_]) -> Floats:
     """Return each sample's weight in the mean [S], 0 for those without a value."""
     if samples.groups is None:
-        return is_used / max(1, is_used.sum())
+        return np.asarray(is_used / max(1, is_used.sum()))
     _, group = np.unique(np.asarray(samples.groups), return_inverse=True)
     counts = np.bincount(group, is_used)
     weights: Floats = is_used / np.maximum(1, counts)[group] / max(1, (counts > 0).sum())
@@ -128,7 +128,7 @@ class _Noise:
 
     def parts(self, shares: Floats) -> Floats:
         """Return each sample's part of the mean's variance; `shares` of its own variance [S]."""
-        return self._weights**2 * self._variances * shares
+        return np.asarray(self._weights**2 * self._variances * shares)
 
     def half_width(self, shares: Floats) -> float | None:
         return _half_width([self], [self.parts(shares)]) if self.is_known else None
