@@ -235,6 +235,10 @@ class ScoresFile:
             self._file.append([json_line(one) for one in added])
         self._take(added)
 
+    def replies_of(self, scorer: str) -> Path:
+        """Return the path of a file with replies that a scorer got, until they are recorded."""
+        return self._path.with_name(f".{self._path.name}.{scorer}.replies")
+
     def repeats(self, first: str) -> dict[int, Line]:
         """Return a candidate's scores by one scorer, by repeat from 0; `first`: its first key."""
         own = {0: self.scores[first]} if first in self.scores else {}

@@ -13,7 +13,7 @@ from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.past_run import past_jobs
 from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoreKey, ScoresFile, read_lines
-from hyimg_cli.scoring.process import ScorerProcess
+from hyimg_cli.scoring.process import Score, ScorerProcess, kept_replies, read_score
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
 from hyimg_cli.spec.job import VIDEO_TASKS
@@ -100,6 +100,8 @@ def score_candidates(
     others; MachineError is raised afterwards.
     """
     asked, errors = 0, list[MachineError]()
+    for scorer in scorers:
+        _record_kept(scorer, file, config.score_timeout, tell)
     known = {k for k, line in file.scores.items() if not retry_failed or line.get("fault") is None}
     for scorer in scorers:
         # Equal texts, and equal pictures, are scored once.
@@ -168,6 +170,26 @@ def facts_in(scores: Iterable[Mapping[str, Any]]) -> dict[str, Counter[Any]]:
     return dict(found)
 
 
+def _record_kept(scorer: Scorer, file: ScoresFile, limit_s: float, tell: Tell) -> None:
+    """Record what a scorer was asked for by a run that was killed."""
+    # The bounds are in the declaration that the head's identity stands for: this scorer's.
+    bounds, lines = scorer.declared["range"], []
+    for head, answer in kept_replies(file.replies_of(scorer.name), limit_s, tell):
+        before = file.scores.get(str(head.get("key"))) or {}
+        if head.get("identity") == scorer.identity and before.get("value") is None:
+            lines.append(_line(head, read_score(answer, bounds)))
+            file.append(lines[-1:])
+    if lines:
+        told = f"{counted(len(lines), 'reply')} of an earlier run recorded"
+        tell(f"{scorer.name}: {told}")
+
+
+def _line(head: Mapping[str, Any], score: Score) -> dict[str, Any]:
+    """Return the line of a score; without facts if there are none."""
+    line = {**head, **asdict(score)}
+    return line if score.facts else {name: v for name, v in line.items() if name != "facts"}
+
+
 def _ask(
     scorer: Scorer,
     items: Mapping[ScoreKey, Candidate],
@@ -177,25 +199,22 @@ def _ask(
 ) -> int:
     """Score candidates by the keys of their scores."""
     began = told = time.monotonic()
-    done, keys = 0, {key.own: key for key in items}
-    own = {"scorer": scorer.name, "identity": scorer.identity}
-    with ScorerProcess(scorer, limit_s, tell) as process:
+    done, own = 0, {"scorer": scorer.name, "identity": scorer.identity}
+    heads = {
+        key.own: key.recorded | own | {"pixel_sha256": one.content} for key, one in items.items()
+    }
+    cases = {key.own: one.case(scorer.declared["needs"]) for key, one in items.items()}
+    replies = file.replies_of(scorer.name)
+    with ScorerProcess(scorer, limit_s, tell, replies) as process:
         for start in range(0, len(items), BATCH):
-            batch = [*items.items()][start : start + BATCH]
-            cases = {key.own: one.case(scorer.declared["needs"]) for key, one in batch}
-            for scores in process.score(cases):
-                file.append(
-                    keys[key].recorded
-                    | own
-                    | {"pixel_sha256": items[keys[key]].content}
-                    | {name: value for name, value in asdict(score).items() if name != "facts"}
-                    | ({"facts": score.facts} if score.facts else {})
-                    for key, score in scores.items()
-                )
+            batch = [*cases][start : start + BATCH]
+            for scores in process.score({key: cases[key] for key in batch}, heads):
+                file.append(_line(heads[key], score) for key, score in scores.items())
                 done += len(scores)
             if time.monotonic() - told > _TOLD_EVERY_S:
                 told = time.monotonic()
                 tell(f"{scorer.name}: {done} of {len(items)} scored")
+    replies.unlink(missing_ok=True)  # all of them are recorded
     took = time_text(time.monotonic() - began)
     unit = "score" if any(key.repeat for key in items) else "candidate"
     tell(f"{scorer.name}: {counted(done, unit)} asked in {took}")

@@ -21,6 +21,10 @@ def judge(cases: Any, options: Any) -> Iterator[Any]:
             yield {"case": asked[one]} | one.result()
 
 
+# What was asked is paid for: a reply counts even if hyimg was killed before it came.
+judge.keeps_replies = True  # type: ignore[attr-defined]
+
+
 def _judged(case: Any, options: Any) -> Any:
     request = _FIELDS | {
         "model": options["model"],

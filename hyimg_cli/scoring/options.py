@@ -1,16 +1,18 @@
 """Options of a scorer, `--score-option NAME.KEY=VALUE`, typed by what the scorer declares.
 
-A scorer of the user's own declares its options with their defaults. The options of `judge` are
-fields of its request. Either way they are part of the scorer's identity.
+A scorer of the user's own declares its options with their defaults; @FILE is a file's text. The
+options of `judge` are fields of its request. All are part of the scorer's identity.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.files import json_of, refuse_constant
+from hyimg_cli.files import SETTINGS_BYTES, json_of, refuse_constant, text_of
 from hyimg_cli.settings.values import nearest, shown
+from hyimg_cli.spec import digest
 
 FLAG = "--score-option"
 _OPTION = re.compile(r"([A-Za-z0-9_-]{1,40})\.([A-Za-z0-9_]{1,40})=(.*)", re.DOTALL)
@@ -51,12 +53,15 @@ def declared_options(given: Any) -> dict[str, Any]:
     return {**given}
 
 
-def options_of(name: str, declared: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """Return every declared option of scorer `name`, with the values that were given.
+def options_of(
+    name: str, declared: Mapping[str, Any], given: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return every declared option of scorer `name` with its value, and as it is recorded.
 
-    Raises UsageError for an option that it does not declare, or a value of another type.
+    The value @FILE is the text of a file, which is recorded as its digest. Raises UsageError for an
+    option that the scorer does not declare, a value of another type, or a file that cannot be read.
     """
-    options = dict(declared)
+    options, recorded = dict(declared), dict(declared)
     for key, text in given.items():
         if key not in declared:
             close = nearest(key, declared)
@@ -66,6 +71,10 @@ def options_of(name: str, declared: Mapping[str, Any], given: Mapping[str, str])
             raise _fault(
                 f"{name} has no option {shown(key)}", f"did you mean {close}?" if close else hint
             )
+        if text.startswith("@"):
+            options[key] = _text_in(Path(text[1:]), f"{name}.{key}")
+            recorded[key] = f"sha256:{digest.of_bytes(options[key].encode())}"
+            continue
         default, value = declared[key], text if isinstance(declared[key], str) else _json_or(text)
         is_number = isinstance(default, int | float) and not isinstance(default, bool)
         if (isinstance(default, bool) and not isinstance(value, bool)) or (
@@ -73,8 +82,15 @@ def options_of(name: str, declared: Mapping[str, Any], given: Mapping[str, str])
         ):
             kind = "true or false" if isinstance(default, bool) else "a number"
             raise _fault(f"{name}.{key} is {shown(text)}, not {kind}", "")
-        options[key] = value
-    return options
+        options[key] = recorded[key] = value
+    return options, recorded
+
+
+def _text_in(path: Path, option: str) -> str:
+    try:
+        return text_of(path, SETTINGS_BYTES)
+    except OSError as error:
+        raise _fault(f"the file of {option} cannot be read: {error.strerror}", "") from None
 
 
 def judge_fields(name: str, given: Mapping[str, str]) -> dict[str, Any]:

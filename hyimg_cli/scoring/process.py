@@ -3,6 +3,7 @@
 Nothing that a scorer does can end the run.
 """
 
+import fcntl
 import json
 import math
 import os
@@ -63,12 +64,20 @@ class _BatchFailed(Exception):
 class ScorerProcess:
     """One scorer at work. It starts with the first batch, and again after its process has ended."""
 
-    def __init__(self, scorer: Scorer, limit_s: float, on_line: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        scorer: Scorer,
+        limit_s: float,
+        on_line: Callable[[str], object],
+        replies: Path | None = None,
+    ) -> None:
         """Prepare the process.
 
-        `limit_s`: maximum seconds for a batch; `on_line` gets each line it prints.
+        `limit_s`: maximum seconds for a batch; `on_line` gets each line it prints. `replies`: where
+        a scorer that keeps its replies writes them, in case this process is killed.
         """
         self.scorer, self._limit_s, self._on_line = scorer, limit_s, on_line
+        self._replies, self._keeps_replies = replies, False
         self._process: subprocess.Popen[bytes] | None = None
         self._asks: BinaryIO | None = None
         self._answers: BinaryIO | None = None
@@ -79,27 +88,33 @@ class ScorerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # A scorer that keeps its replies finishes its question, after Ctrl-C, too.
+        self._stop(is_killed=kind is None or not self._keeps_replies)
 
-    def score(self, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Score]]:
+    def score(
+        self,
+        cases: Mapping[str, Mapping[str, Any]],
+        heads: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Iterator[dict[str, Score]]:
         """Yield the scores of cases by their keys, as they arrive.
 
-        A batch that fails is retried in halves, without the cases that have a score; a case that
-        fails alone has no value. Raises MachineError for a scorer that cannot start, or reports
-        that it cannot continue.
+        `heads`: what a kept reply is found by, by the keys of the cases. A batch that fails is
+        retried in halves, without the cases that have a score; a case that fails alone has no
+        value. Raises MachineError for a scorer that cannot start, or reports that it cannot
+        continue.
         """
         left = dict(cases)
         try:
-            for found in self._asked(cases):
+            for found in self._asked(cases, heads or {}):
                 left = {key: case for key, case in left.items() if key not in found}
                 yield found
         except _BatchFailed as failed:
             if len(left) > 1:
                 keys = [*left]
                 half = len(keys) // 2
-                yield from self.score({key: left[key] for key in keys[:half]})
-                yield from self.score({key: left[key] for key in keys[half:]})
+                yield from self.score({key: left[key] for key in keys[:half]}, heads)
+                yield from self.score({key: left[key] for key in keys[half:]}, heads)
                 return
             self._deaths = self._deaths + 1 if self._process is None else 0
             yield {key: Score(fault=printable(str(failed))[:_MOST_REASON]) for key in left}
@@ -109,7 +124,9 @@ class ScorerProcess:
             return
         self._deaths = 0
 
-    def _asked(self, cases: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Score]]:
+    def _asked(
+        self, cases: Mapping[str, Mapping[str, Any]], heads: Mapping[str, Mapping[str, Any]]
+    ) -> Iterator[dict[str, Score]]:
         """Yield what one question about these cases is answered by.
 
         Raises _BatchFailed unless each case is answered once, and MachineError as `score` does.
@@ -118,7 +135,8 @@ class ScorerProcess:
         if self._process is None:
             self._start()
         early = set[str]()
-        for reply in self._exchange({"cases": [*cases.values()]}):
+        question = {"cases": [*cases.values()], "heads": [heads.get(key, {}) for key in keys]}
+        for reply in self._exchange(question):
             now = time.monotonic()
             if reply.get("stops"):
                 raise self._error(str(reply.get("error")))
@@ -154,6 +172,7 @@ class ScorerProcess:
         (theirs_in, asks), (answers, theirs_out) = os.pipe(), os.pipe()
         self._asks, self._answers = os.fdopen(asks, "wb"), os.fdopen(answers, "rb")
         words = [str(_RUNNER), str(theirs_in), str(theirs_out), scorer.module, scorer.function]
+        words += [str(self._replies or ""), str(self._limit_s)]
         try:
             self._process = subprocess.Popen(
                 [scorer.python, *words],
@@ -176,7 +195,7 @@ class ScorerProcess:
         hint = "check the packages of its interpreter; --score-python NAME=PATH names another"
         try:
             (reply,) = self._exchange(scorer.options)
-            why = reply.get("error")
+            why, self._keeps_replies = reply.get("error"), bool(reply.get("keeps_replies"))
         except _BatchFailed as failed:
             why = str(failed)
             if failed.is_late:
@@ -233,8 +252,8 @@ class ScorerProcess:
                     self._printed.append(text)
                     self._on_line(f"{self.scorer.name}: {text}")
 
-    def _stop(self) -> None:
-        """End the process and everything that it started."""
+    def _stop(self, *, is_killed: bool = True) -> None:
+        """End the process and everything that it started; `is_killed`: even if it is at work."""
         process, self._process = self._process, None
         if process is None or not self._asks or not self._answers:
             return
@@ -242,10 +261,41 @@ class ScorerProcess:
             self._asks.close()  # a runner ends when its input ends
         with suppress(subprocess.TimeoutExpired):
             process.wait(1)
+        if not is_killed and process.poll() is None:
+            return
         _kill(process)
         process.wait()
         self._answers.close()
         self._listener.join(1)
+
+
+def kept_replies(
+    path: Path, limit_s: float, tell: Callable[[str], object]
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield the replies, each with its head, that a scorer got after hyimg was killed.
+
+    Waits up to `limit_s` for one that is still at work. The file is gone afterwards, so record what
+    it had.
+    """
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        ends, is_told = time.monotonic() + limit_s, False
+        while not _is_free(file) and time.monotonic() < ends:
+            if not is_told:
+                tell("waiting for replies that an earlier run asked for")
+            is_told = True
+            time.sleep(0.1)
+        for line in file:
+            kept = _object_in(line) or {}
+            if isinstance(kept.get("head"), dict):
+                yield kept["head"], kept.get("score")
+        path.unlink()
+
+
+def _is_free(file: BinaryIO) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _object_in(line: bytes) -> dict[str, Any] | None:

@@ -1,13 +1,18 @@
 """Run one scorer in its own interpreter, with Python 3.8 or newer and the standard library.
 
-    PYTHON runner.py READ WRITE MODULE_OR_FILE FUNCTION
+    PYTHON runner.py READ WRITE MODULE_OR_FILE FUNCTION REPLIES SECONDS
 
 READ and WRITE are descriptors of JSON lines. The first line has the options; then each line has
 `cases`, and is answered by `scores`, or by `error`. An answer that says its `case` is passed on at
 once, as a `score` before that; the other answers are in `scores`, in order. Everything that the
 scorer prints goes to standard error. The process ends when its questions end, whatever it is doing.
+
+Only a function with `keeps_replies` goes on with its question then, for SECONDS at most, because an
+endpoint charges for what it was asked: each `score` is also in the file REPLIES, with the `head` of
+its case. The file is locked as long as this process may write into it.
 """
 
+import fcntl
 import importlib
 import importlib.util
 import json
@@ -15,7 +20,40 @@ import os
 import queue
 import sys
 import threading
+import time
+from contextlib import suppress
 from typing import Any, BinaryIO
+
+
+class Questions:
+    """Lines of questions, read by a thread; their end is the end of the caller."""
+
+    def __init__(self, file: BinaryIO, limit_s: float) -> None:
+        self.keeps_replies = self.is_orphan = False
+        self._file, self._limit_s = file, limit_s
+        self._lines: Any = queue.Queue()
+        self._lock, self._is_busy = threading.Lock(), False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self) -> Any:
+        with self._lock:
+            self._is_busy = False
+            if self.is_orphan:
+                os._exit(0)
+        line = self._lines.get()
+        with self._lock:
+            self._is_busy = True
+        return line
+
+    def _read(self) -> None:
+        for line in self._file:
+            self._lines.put(json.loads(line))
+        with self._lock:
+            if not (self._is_busy and self.keeps_replies):
+                os._exit(0)
+            self.is_orphan = True
+        time.sleep(self._limit_s)
+        os._exit(0)
 
 
 def main() -> None:
@@ -23,35 +61,40 @@ def main() -> None:
     os.dup2(2, 1)
     # As in `python -m`: import modules from the working folder, not from this file's folder.
     sys.path[0] = os.getcwd()
-    lines: Any = queue.Queue()
-    threading.Thread(target=_read, args=(asked, lines), daemon=True).start()
-    options = lines.get()
+    questions = Questions(asked, float(sys.argv[6]))
+    options, replies = questions.next(), None
     try:
         function = getattr(_module(sys.argv[3]), sys.argv[4])
-        _answer(answers, {"ready": True})
+        if getattr(function, "keeps_replies", False) and sys.argv[5]:
+            replies = open(sys.argv[5], "ab", buffering=0)  # noqa: SIM115 - open to the end
+            fcntl.flock(replies, fcntl.LOCK_EX)
+            questions.keeps_replies = True
+        _answer(answers, {"ready": True, "keeps_replies": questions.keeps_replies})
     except BaseException as error:
         _answer(answers, {"error": _said(error), "stops": True})
         return
     while True:
-        cases = lines.get()["cases"]
+        question = questions.next()
         try:
             in_order = []
-            for answer in function(cases, options):
+            for answer in function(question["cases"], options):
                 if isinstance(answer, dict) and "case" in answer:
-                    _answer(answers, {"score": answer})
+                    if replies is None:
+                        _answer(answers, {"score": answer})
+                        continue
+                    head = question["heads"][answer["case"]]
+                    line = json.dumps({"head": head, "score": answer}, default=_number)
+                    replies.write(line.encode() + b"\n")
+                    with suppress(BrokenPipeError):  # nobody listens any more
+                        _answer(answers, {"score": answer})
                 else:
                     in_order.append(answer)
             _answer(answers, {"scores": in_order})
+        except BrokenPipeError:
+            continue
         except Exception as error:
             stops = bool(getattr(error, "stops_scoring", False))
             _answer(answers, {"error": _said(error), "stops": stops})
-
-
-def _read(asked: BinaryIO, lines: Any) -> None:
-    """Pass each line on. The end of the input is the end of the caller, and so of this process."""
-    for line in asked:
-        lines.put(json.loads(line))
-    os._exit(0)
 
 
 def _answer(answers: BinaryIO, answer: Any) -> None:

@@ -154,8 +154,8 @@ def _scorer(
         raise _fault(f"the module of {shown(spec)} was not found", hint)
     name, declared = given or function, _declaration(file, function) | facts
     if not facts:
-        options = options_of(name, declared["options"], given_options.get(name, {}))
-        declared["options"] = options
+        given_own = given_options.get(name, {})
+        options, declared["options"] = options_of(name, declared["options"], given_own)
     # Identities from before there were options stay valid.
     if not declared["options"]:
         del declared["options"]

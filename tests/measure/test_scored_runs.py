@@ -25,7 +25,8 @@ def mark(cases, options):
         if isinstance(value, str):
             yield {"case": place, "value": None, "fault": value, "facts": facts}
         else:
-            yield {"case": place, "value": value + options["bias"], "facts": facts}
+            parts = {"half": value / 2}
+            yield {"case": place, "value": value + options["bias"], "parts": parts, "facts": facts}
     json.dump(marks, open(os.environ["MARKS"], "w"))
 """
 NAMES = [f"cat-{n}" for n in range(6)]
@@ -91,6 +92,13 @@ def test_two_runs_of_one_list(scored: Lab) -> None:
     assert (one["samples"], one["pictures"], one["repeats"]) == (6, 6, 2)
     assert one["new_pictures"][0] < one["same_list"][0] < 1.25
     assert found["better"] == "a"
+
+
+def test_a_part_of_a_score_is_compared_by_its_name(scored: Lab) -> None:
+    assert "mark.half: A a: 6 samples" in scored.compare("a", "b", "--by", "mark.half").out
+    assert scored.record("a", "b", "--by", "mark.half")["difference"]["left_out"]["mean"] == 0.625
+    refused = scored.compare("a", "--by", "mark.hlf")
+    assert 'mark has no part "hlf"' in refused.err
 
 
 def test_equal_runs_differ_by_nothing(scored: Lab) -> None:
@@ -171,7 +179,7 @@ def test_another_list_is_refused(
     lab.score("b")
     ran = lab.compare("a", "b")
     assert ran.code == 2
-    assert "error[usage.scores]: cat-1: the prompt or the sources are not those of a" in ran.err
+    assert "error[eval.scores]: cat-1: the prompt or the sources are not those of a" in ran.err
 
 
 def test_the_digest_of_a_list_is_that_of_its_content(scored: Lab) -> None:

@@ -1,10 +1,8 @@
 """Candidates without a model, and scorers that behave and misbehave, as files of their own."""
 
 import json
-import select
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,8 +129,8 @@ class Endpoint(ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         # What it says that it is, and how long it thinks about the prompt "slow".
         self.model, self.slow_s = "qwen-2026-01", 0.0
-        # Seconds before each answer, and the answers that were sent completely, by prompt.
-        self.every_s, self.answered = 0.0, Counter[str]()
+        # Seconds before each answer.
+        self.every_s = 0.0
 
     @property
     def url(self) -> str:
@@ -165,14 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
         if prompt == "400 jailbreak":
             code, answer = 400, {"error": {"code": "content_filter", "message": "jailbreak"}}
         time.sleep(self.server.slow_s if prompt == "slow" else self.server.every_s)
-        # A killed judge has closed its connection, which reads as an end.
-        is_gone = bool(select.select([self.connection], [], [], 0)[0])
         with suppress(OSError):
             self.send_response(code)
             self.send_header("Location", "http://127.0.0.1:1/elsewhere")
             self.end_headers()
             self.wfile.write(b"<html>" if prompt == "html" else json.dumps(answer).encode())
-            self.server.answered[prompt] += not is_gone
 
     def log_message(self, *_: Any) -> None:
         return None

@@ -162,8 +162,8 @@ def test_killed_drafts_and_finals_are_those_of_a_plain_run(
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_killed_judge_asks_for_nothing_that_was_answered(endpoint: Any, tmp_path: Path) -> None:
-    """The stand-in counts the answers that it sent completely, by picture; a request that a kill
-    cut off may be sent again.
+    """The stand-in counts what it is asked: a request that is under way as hyimg is killed is
+    waited for by the judge's process, and the next run records its reply.
     """
     rng, kills, repeats = random.Random(2), 20, 3
     jobs = [{"custom_id": f"job-{n}", "prompt": f"number {n}"} for n in range(60)]
@@ -171,7 +171,7 @@ def test_a_killed_judge_asks_for_nothing_that_was_answered(endpoint: Any, tmp_pa
     endpoint.every_s = 0.2
     words = ("score", "out", "--score", "judge:m", "--judge-url", endpoint.url)
     words += ("--repeat", str(repeats), "-q")
-    scores, killed, cut_off = out / "scores.jsonl", 0, 0
+    scores, killed = out / "scores.jsonl", 0
     for _ in range(kills):
         before = scores.stat().st_size if scores.exists() else 0
         with start(tmp_path, *words) as process:
@@ -180,19 +180,13 @@ def test_a_killed_judge_asks_for_nothing_that_was_answered(endpoint: Any, tmp_pa
                 time.sleep(0.001)
             killed += process.poll() is None
             process.send_signal(signal.SIGKILL)
-        time.sleep(0.5)
     with start(tmp_path, *words) as process:
         assert process.wait() == 0
     found = [json.loads(line) for line in scores.read_text().splitlines()]
     keys = Counter(line["key"] for line in found if "key" in line)
     assert (len(keys), max(keys.values())) == (len(jobs) * repeats, 1)
     asked = {prompt: len(bodies) for prompt, bodies in endpoint.asked.items()}
-    answered = endpoint.answered
-    again = sum(asked.values()) - len(jobs) * repeats
-    cut_off = sum(asked[one] - answered[one] for one in asked)
-    twice = sum(answered[one] - repeats for one in asked)
-    sys.stdout.write(f"{killed} kills, {again} asked again, {cut_off} cut off, {twice} twice\n")
-    assert set(asked) == {job["prompt"] for job in jobs}
-    assert again <= killed * BATCH
-    # The answer that was on its way from the judge's process to the file as the kill came.
-    assert twice <= killed * 2
+    sys.stdout.write(f"{killed} kills, {sum(asked.values())} asked for {len(keys)} scores\n")
+    assert killed >= kills // 2
+    assert asked == {job["prompt"]: repeats for job in jobs}
+    assert not [*out.glob(".*.replies")]

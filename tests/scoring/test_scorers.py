@@ -125,5 +125,14 @@ def test_options_are_typed_and_part_of_the_identity(tmp_path: Path) -> None:
     for option in ("clip.size=big", "clip.size=true", "clip.is_fast=1"):
         with pytest.raises(UsageError, match=r"not a number|not true or false"):
             clip(option)
+    # A file counts by its text.
+    (tmp_path / "template.txt").write_text("Look.")
+    of_file = clip(f"clip.model=@{tmp_path}/template.txt")
+    assert of_file.options["model"] == "Look."
+    assert of_file.declared["options"]["model"].startswith("sha256:")
+    (tmp_path / "template.txt").write_text("Look again.")
+    assert clip(f"clip.model=@{tmp_path}/template.txt").identity != of_file.identity
+    with pytest.raises(UsageError, match=r"the file of clip\.model cannot be read"):
+        clip("clip.model=@/no/such/file")
     with pytest.raises(UsageError, match="given twice"):
         clip("clip.size=1", "clip.size=2")

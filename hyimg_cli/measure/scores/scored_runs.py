@@ -18,7 +18,7 @@ from hyimg_cli.settings.values import nearest, shown
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import VIDEO_TASKS
 
-CODE = "usage.scores"
+CODE = "eval.scores"
 # Kinds of missing samples, by how their reasons begin; any other fault is the scorer's.
 _KINDS = {"refused": "refused", "reply not readable": "unreadable", "failed": "failed"}
 _KINDS |= {"not drawn": "missing", "not scored": "missing", "changed": "changed"}
@@ -110,13 +110,14 @@ def scorers_in(place: Path) -> list[str]:
     return names
 
 
-def read_scored_run(place: Path, scorer: str) -> ScoredRun:
-    """Return a run with its scores by one scorer, without writing anything.
+def read_scored_run(place: Path, name: str) -> ScoredRun:
+    """Return a run with its scores by a scorer, or by SCORER.PART, without writing anything.
 
     A picture that changed since its run has no score. Raises UsageError for a scorer that the run
     does not have, and OutputFolderError for damaged files.
     """
     file, known = ScoresFile(place), scorers_in(place)
+    scorer, _, part = name.partition(".")
     if scorer not in known:
         close = nearest(scorer, known)
         hint = f"did you mean {close}?" if close else f"scorers here: {', '.join(known)}"
@@ -133,8 +134,17 @@ def read_scored_run(place: Path, scorer: str) -> ScoredRun:
         one = Candidate(job.line, job.result, place)
         found = _scores_of(one, declared, identity, file)
         lines += found.values()
+        if part:
+            found = {n: line | {"value": _part_of(line, part)} for n, line in found.items()}
         samples[job.custom_id] = _sample(one, found, _why_not(one, declared))
-    return ScoredRun(place, scorer, identity, declared, samples, facts_in(lines))
+    if part and all(one.mean is None for one in samples.values()):
+        what, hint = f"{scorer} has no part {shown(part)}", "parts are in scores.jsonl"
+        raise UsageError(what, where=place, hint=hint, code=CODE)
+    return ScoredRun(place, name, identity, declared, samples, facts_in(lines))
+
+
+def _part_of(line: Mapping[str, Any], part: str) -> float | None:
+    return None if line.get("value") is None else line["parts"].get(part)
 
 
 def _why_not(one: Candidate, declared: Mapping[str, Any]) -> str:
@@ -165,7 +175,11 @@ def _sample(one: Candidate, found: Mapping[int, Mapping[str, Any]], why_not: str
     # A repeat that was never asked, between two that were, has no line.
     count = max(found, default=-1) + 1
     lines = [found.get(repeat, {"fault": "not scored"}) for repeat in range(count)]
-    why = [str(line.get("fault")) for line in lines if line.get("value") is None]
+    why = [
+        str(line.get("fault") or "not scored: no such part")
+        for line in lines
+        if line.get("value") is None
+    ]
     values = [None if why_not else line.get("value") for line in lines]
     reasons = [why_not] if why_not else why if found else ["not scored"]
     path = one.output.get("path")
