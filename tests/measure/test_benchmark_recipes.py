@@ -326,3 +326,65 @@ def test_two_runs_are_compared_by_group_means(lab: Any) -> None:
     assert ran.code == 1
     assert "missing in B: fullset/add/en/add00: failed: no memory" in ran.err
     assert ran.out.count("macro") == 2
+
+
+def official_type_means(replies: dict[str, str], edits: dict[str, Any]) -> dict[str, float]:
+    """Means of ImgEdit's two steps, written anew: whole marks after ": ", rounded twice."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for key, text in replies.items():
+        ends = [line.strip().split(": ") for line in text.splitlines()]
+        marks = [int(one[1]) for one in ends if len(one) == 2 and one[1].isdigit()]
+        if marks:
+            found[edits[key]["edit_type"]].append(round(fmean(marks), 2))
+    return {kind: round(fmean(some), 2) for kind, some in found.items()}
+
+
+def test_imgedit_agrees_with_its_script_on_clean_replies_only(
+    tmp_path: Path,
+    run_cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Any,
+    write_picture: Callable[..., Path],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture, kinds = write_picture(), ("add", "remove", "adjust")
+    edits = {
+        str(n): {"id": picture.name, "prompt": f"edit {n}.", "edit_type": kinds[n % 3]}
+        for n in range(9)
+    }
+    Path("basic_edit.json").write_text(json.dumps(edits))
+    prompts = {kind: f"{kind}: <edit_prompt>" for kind in kinds}
+    Path("prompts.json").write_text(json.dumps(prompts))
+    words = ("imgedit", "basic_edit.json", "--images", picture.parent, "-o", "jobs.jsonl")
+    assert recipe("lists.py", *words).code == 0
+    jobs = [json.loads(one) for one in Path("jobs.jsonl").read_text().splitlines()]
+    made_run(Path("out"), [job | {"colour": (n, 0, 0)} for n, job in enumerate(jobs)])
+    server = serve(Judge)
+    server.asked = []
+    monkeypatch.setenv("HYIMG_JUDGE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    lines = "Reasoning: fine.\nPrompt Compliance: {}\nNaturalness: {}\nDetail Integrity: {}"
+    replies = {n: lines.format(int(n) % 5 + 1, int(n) % 3 + 1, 2) for n in edits}
+    server.odd = {f"edit {n}.": reply for n, reply in replies.items()}
+    options = ("model=m", "prompts=@prompts.json", "list=@basic_edit.json")
+    given = [word for one in options for word in ("--score-option", f"imgedit.{one}")]
+    scorer = ("--score", f"{RECIPES}/imgedit.py:imgedit", *given)
+
+    def groups() -> Any:
+        ran = recipe("number.py", "write", "out", "--list", "ImgEdit", "-o", "b.json")
+        return ran, json.loads(Path("b.json").read_text())["values"]["en"]["imgedit"]
+
+    assert run_cli("score", "out", *scorer).code == 0
+    ran, values = groups()
+    assert ran.code == 0, ran.err
+    ours = {kind: one["mean"] for kind, one in values["left_out"]["groups"].items()}
+    assert ours == pytest.approx(official_type_means(replies, edits), abs=0.011)
+    # A mark out of five, a refusal and prose: by the script these are other means, or nothing.
+    Path("out/scores.jsonl").unlink()
+    server.odd |= {"edit 0.": "**Prompt Compliance**: 1/5\nNaturalness: 5\nDetail Integrity: 5"}
+    server.odd |= {"edit 1.": "refuse", "edit 2.": "Lovely!\nNaturalness: 5"}
+    assert run_cli("score", "out", *scorer).code == 0
+    ran, values = groups()
+    assert ran.code == 1
+    assert "missing: 1: refused: no" in ran.err
+    assert "missing: 2: reply not readable: 1 marks from 1 to 5, not 3" in ran.err
+    assert by_id("out")["0"]["value"] == pytest.approx(11 / 3)
