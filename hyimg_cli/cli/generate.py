@@ -36,7 +36,7 @@ def generate(ctx: typer.Context) -> None:
         raise typer.Exit(_follow(ctx, style))
     request = request_of(ctx)
     drawn_again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
-    if request.config.candidates.score or request.config.candidates.draft_steps:
+    if request.config.candidates.is_asked_for:
         raise typer.Exit(show_best_of(request, style, again=drawn_again))
     if finds_regions(request):
         raise typer.Exit(show_found_regions(request, style, again=drawn_again))

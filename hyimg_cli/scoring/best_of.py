@@ -127,7 +127,7 @@ def first_run(request: RunRequest, *, with_drafts: bool = False) -> RunRequest:
     that exclude each other.
     """
     config = request.config
-    if not (config.candidates.score or config.candidates.draft_steps):
+    if not config.candidates.is_asked_for:
         return planned(request, with_drafts=with_drafts)
     judged_by(request)
     config = replace(config, output=replace(config.output, folder=first_folder(request)))
@@ -143,7 +143,9 @@ def judged_by(request: RunRequest) -> tuple[Sequence[Scorer], Rule]:
     out = config.output.folder
     scorers = scorers_of(config.candidates)
     rule = rule_of(config.candidates, {one.name: one.recorded for one in scorers})
-    if not scorers:
+    if not scorers and config.candidates.repeat > 1:
+        why = "--repeat repeats scores: add --score, or --n 3 to draw several pictures of each line"
+    elif not scorers:
         why = "drafts need a scorer to choose by: add --score"
     elif address_of(out):
         why = "candidates are scored in a folder on this machine, but -o is an address"

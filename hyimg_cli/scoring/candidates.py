@@ -172,16 +172,14 @@ def facts_in(scores: Iterable[Mapping[str, Any]]) -> dict[str, Counter[Any]]:
 
 def _record_kept(scorer: Scorer, file: ScoresFile, limit_s: float, tell: Tell) -> None:
     """Record what a scorer was asked for by a run that was killed."""
-    # The bounds are in the declaration that the head's identity stands for: this scorer's.
-    bounds, lines = scorer.declared["range"], []
+    count = 0
     for head, answer in kept_replies(file.replies_of(scorer.name), limit_s, tell):
         before = file.scores.get(str(head.get("key"))) or {}
-        if head.get("identity") == scorer.identity and before.get("value") is None:
-            lines.append(_line(head, read_score(answer, bounds)))
-            file.append(lines[-1:])
-    if lines:
-        told = f"{counted(len(lines), 'reply')} of an earlier run recorded"
-        tell(f"{scorer.name}: {told}")
+        if before.get("value") is None:
+            file.append([_line(head, read_score(answer, scorer.declared["range"]))])
+            count += 1
+    if count:
+        tell(f"{scorer.name}: {counted(count, 'score')} recorded that an earlier run asked for")
 
 
 def _line(head: Mapping[str, Any], score: Score) -> dict[str, Any]:

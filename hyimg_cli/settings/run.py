@@ -535,6 +535,11 @@ class CandidatesConfig:
         (), "Maximum to accept: SCORER=NUMBER or SCORER.PART=NUMBER.", name="max"
     )
 
+    @property
+    def is_asked_for(self) -> bool:
+        """True for a run of candidates, or for settings that mean one."""
+        return bool(self.score or self.draft_steps or self.repeat > 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:

@@ -134,6 +134,7 @@ _BAD_FLAGS = (
     "--recipe nowhere.toml", "--name {seed}/{", "--name ../{custom_id}", "--name same",
     "--max-retries -1", "--batching-max-size 0", "--cache-dir jobs.jsonl/x", "--step-cache x",
     "--score nonsense", "--score nonsense:", "--score ./nowhere.py:f", "--draft-steps 2",
+    "--repeat 2", "--score text --score-option text.a=1",
     "--score text --draft-steps 99", "--score text --draft-steps 0", "--score text --min 3",
     "--score text --min blip=3", "--score text --max text", "--score text --score text",
     "--score text --shard 1/2", "--score text --no-resume", "--score-python a=b --score text",
