@@ -77,7 +77,7 @@ def resolve_model(
         return nearby.snapshot_of(Path(folder)) or Path(folder)
     if os.path.isfile(folder):
         nearby.refuse_file(Path(folder))
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+    if not hub.is_id(model):
         hint = f'give a folder, "{EMBEDDED}", "{EMBEDDED_VIDEO}", or a hub id '
         hint += "(tencent/HunyuanImage-3.0-Instruct)"
         if "/" not in model and (ids := releases.meant_by(model)):

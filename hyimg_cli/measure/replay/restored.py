@@ -25,7 +25,7 @@ from hyimg_cli.settings.config import read_key
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
-from hyimg_cli.spec.model_name import parts_of
+from hyimg_cli.spec.model_name import parts_of, with_components
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "add --allow-changed to run it anyway"
@@ -111,7 +111,8 @@ class _Search:
         """Return the model to run, checked against the recorded digest. Raises UsageError."""
         wishes, expected = self.wishes, self.record.model_fingerprint
         recorded = str(self.record.job.get("model", ""))
-        model = wishes.model or self._located_model(recorded)
+        model = self._with_parts(wishes.model, parts_of(recorded)[1]) if wishes.model else ""
+        model = model or self._located_model(recorded)
         if registry.fingerprint(model, wishes.revision, wishes.components) != expected:
             what = f"the model {PurePath(model).name} is not the one recorded"
             if not wishes.allow_changed:
@@ -119,6 +120,15 @@ class _Search:
                 raise self._fault("replay.other-model", what, f"{hint}; or {_ALLOW}")
             self.notes.append(what)
         return model
+
+    def _with_parts(self, given: str, recorded: str) -> str:
+        """Return the model that the user gives; a file alone gets the recorded components.
+
+        Only from the hub's cache, by their id: see `_located_model`.
+        """
+        is_id = _HUB_ID.fullmatch(recorded) is not None
+        here = hub.cached(recorded, self.wishes.revision) if is_id else None
+        return with_components(given, here and str(here))
 
     def _located_model(self, recorded: str) -> str:
         """Return the recorded model: an embedded one, or a hub id that is in the cache.
@@ -143,9 +153,11 @@ class _Search:
             own, others = (shown(PurePath(one).name) for one in (weights, parts))
             what = f"only names are recorded of the model {own} and its components {others}"
             hint = "give them with --model FILE --components FOLDER_OR_ID"
-        name = str(self.resolved.get("model", ""))
-        if os.sep in name and os.path.isdir(there := run_of(self.path) / name):
-            hint += f"; its run used {there}"
+        used = [*filter(None, parts_of(str(self.resolved.get("model", ""))))]
+        run = run_of(self.path).resolve()
+        there = [os.path.normpath(run / one) if os.sep in one else one for one in used]
+        if there and all(map(os.path.exists, there)):
+            hint += f"; its run used {' and '.join(there)}"
         raise self._fault("replay.model", what, hint)
 
     def find_files(self, name: str) -> Any:

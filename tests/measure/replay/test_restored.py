@@ -11,6 +11,7 @@ from pngs import write_png
 
 from hyimg_cli.errors import HyimgError, UsageError
 from hyimg_cli.journal import keys
+from hyimg_cli.loading import hub
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.media.recorded import Described, read_described
@@ -188,9 +189,30 @@ def test_a_models_folder_is_told_by_its_run_and_named_by_the_user(
     with pytest.raises(UsageError) as refused:
         restore_job(file, Wishes())
     assert refused.value.code == "replay.model"
-    folder = tmp_path / "run" / "../models/my-model"
+    folder = tmp_path / "models" / "my-model"
     assert refused.value.hint == f"give the folder with --model; its run used {folder}"
     assert fields(restore_job(file, Wishes(model=str(folder))))["model"] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "given", "used"),
+    [
+        ("a.gguf+org/parts", "b/a.gguf", "b/a.gguf+CACHE"),
+        ("a.gguf+org/parts", "b/a.gguf+mine", "b/a.gguf+mine"),
+        ("a.gguf+parts", "b/a.gguf", "b/a.gguf"),
+        ("a.gguf+org/parts", "folder", "folder"),
+    ],
+)
+def test_a_given_file_gets_its_recorded_components_from_the_hubs_cache(
+    described: Describe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    recorded: str, given: str, used: str,
+) -> None:  # fmt: skip
+    cached, file = {"org/parts": tmp_path}, described(job=JOB | {"model": recorded})
+    monkeypatch.setattr(hub, "cached", lambda name, revision: cached.get(name))
+    asked = list[str]()
+    monkeypatch.setattr(registry, "fingerprint", lambda model, *_: asked.append(model))
+    restore_job(file, Wishes(model=given, allow_changed=True))
+    assert asked == [used.replace("CACHE", str(tmp_path))]
 
 
 def test_recorded_settings_are_set_again(described: Describe) -> None:

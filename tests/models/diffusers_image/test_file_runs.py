@@ -69,6 +69,11 @@ def test_the_step_cache_and_a_replay(
     found, expected = both(run_cli, write_manifest(one), pairs["klein-base"])
     assert np.array_equal(found["a"], expected["a"])
     ran = run_cli("replay", "file/outputs/a.png")
+    file, folder, _ = pairs["klein-base"]
+    used = f"give them with --model FILE --components FOLDER_OR_ID; its run used {file} and "
+    assert (ran.code, f"{used}{folder}" in ran.err.replace("\n", " ")) == (2, True), ran.err
+    given = ("--model", file, "--components", folder)
+    ran = run_cli("replay", "file/outputs/a.png", *given, "--expect-equal")
     assert ran.code == 0, ran.err
 
 
