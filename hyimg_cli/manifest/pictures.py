@@ -17,6 +17,7 @@ from hyimg_cli.media.carried import check_region, region_parts
 from hyimg_cli.settings.paths import linked
 from hyimg_cli.spec.card import ModelCard, SamplingDefaults
 from hyimg_cli.spec.job import Encoding, ImageJob, Job, Size, SizeRequest
+from hyimg_cli.spec.model_name import names_file
 from hyimg_cli.spec.options import (
     DRAWING,
     FINISHING,
@@ -81,11 +82,18 @@ class PictureLine(ResolvedLine):
                 equal = f"{len(self.child_ids)} equal pictures"
                 what = f"varying only the text would give {equal}: {why}"
                 yield self.fault("vary", what, "vary", "use vary: picture")
+        if "components" in fields and not names_file(self.model):
+            yield self.unused("components", "the model is not one file")
         count, most = len(self.images), self.card.most_images
+        if self._inpaints:
+            most = self.card.most_sources
         if count > most:
             limit = f"at most {most}" if most else "none"
             what = f"{counted(count, 'source image')}, but {self.card.name} takes {limit}"
             hint = "remove the others" if most else "name a model that edits pictures"
+            if count == 1 and self.card.inpaints:
+                what = f"{self.card.name} sees no source image; it can only draw in a region of one"
+                hint = f"give a region and --region-mode inpaint, or {hint}"
             yield self.fault("too-many-images", what, "images", hint)
         elif count < self.card.fewest_images:
             what = f"{self.card.name} only edits pictures, and the line has none"
@@ -308,6 +316,10 @@ class PictureLine(ResolvedLine):
     @property
     def _keeps_outside(self) -> bool:
         return bool(self.values["keep_outside"] and self.fields.get("images"))
+
+    @property
+    def _inpaints(self) -> bool:
+        return self._keeps_outside and self._region_mode == "inpaint"
 
     @property
     def _is_aligned(self) -> bool:

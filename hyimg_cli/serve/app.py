@@ -100,7 +100,7 @@ class Server:
         self.names, self._origins = tuple(names) or (self.model,), origins
         self._login = Login(state, keys)
         known = frozenset((*self.names, self.model))
-        wire = Wire(known, service.card.most_images, max_steps, self.uploads, settings)
+        wire = Wire(known, service.card.most_sources, max_steps, self.uploads, settings)
         bodies = Bodies(self.uploads)
         self.batches = Batches(state, service, wire, self.metrics, config)
         self.online = Online(

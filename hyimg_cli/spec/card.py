@@ -188,7 +188,8 @@ class ModelCard:
     all models read; `reasons`: why not another one. `licence`: a short name; empty if unknown.
     `made_as`: which file of weights it is, and as what it draws.
 
-    `fewest_images` and `most_images`: limits on a job's source pictures. `size_by_source`: set if
+    `fewest_images` and `most_images`: limits on the source pictures that the model sees; see
+    `most_sources`. `size_by_source`: set if
     an edit in its source's shape has another size than the nearest of the buckets; by the side of a
     square of the same area, and the source's size. `edit_sides`: the sides of these squares, if
     edits have no other area. `keeps_small`: sources that are smaller than the model's square are
@@ -248,6 +249,14 @@ class ModelCard:
     reasons: Mapping[str, str] = field(
         default_factory=lambda: {"negative_prompt": GUIDES_AWAY}, hash=False
     )
+
+    @property
+    def most_sources(self) -> int:
+        """Return the maximum number of source pictures that a job can have.
+
+        A model that sees none takes one, if it `inpaints`.
+        """
+        return self.most_images or int(self.inpaints)
 
     @property
     def denoises_latents(self) -> bool:

@@ -24,7 +24,8 @@ class LibraryPipeline:
     blocks: str
     parts: dict[str, Set[str]]
     fits: tuple[Rule, ...]
-    # Minimum and maximum number of source pictures.
+    # Minimum and maximum number of source pictures that its network sees. One that sees none still
+    # takes one, to inpaint it.
     fewest: int
     most: int
     # Defaults of its checkpoints' pages.
@@ -91,7 +92,7 @@ class LibraryPipeline:
     # A mask for inpainting is interpolated to one value for each row of the latents.
     smooths_masks: bool = False
     # The text encoder sees the source pictures.
-    shows_pictures: bool = True
+    shows_pictures: bool = False
     # All sources are scaled to one area; otherwise only larger ones are.
     scales_pictures: bool = True
     # It reads the alpha of a source.

@@ -20,53 +20,17 @@ from diffusers.image_processor import VaeImageProcessor
 from diffusers.modular_pipelines.flux.decoders import FluxDecodeStep, FluxUnpackLatentsStep
 from diffusers.modular_pipelines.flux.denoise import FluxDenoiseLoopWrapper, FluxLoopAfterDenoiser
 from diffusers.modular_pipelines.flux.encoders import FluxVaeEncoderStep
-from diffusers.modular_pipelines.modular_pipeline import (
-    ModularPipelineBlocks,
-    SequentialPipelineBlocks,
-)
-from diffusers.modular_pipelines.modular_pipeline_utils import (
-    ComponentSpec,
-    InputParam,
-    OutputParam,
-)
+from diffusers.modular_pipelines.modular_pipeline import SequentialPipelineBlocks
 from diffusers.pipelines.longcat_image import pipeline_longcat_image_edit as library
 
 from hyimg_cli.errors import JobError
+from hyimg_cli.models.diffusers_image.named_block import NamedBlock
 
 _SHIFTS = {
     "base_image_seq_len": 256, "max_image_seq_len": 4096, "base_shift": 0.5, "max_shift": 1.15,
 }  # fmt: skip
 _SIDES = ("height", "width")
 _TEXT = ("prompt_embeds", "txt_ids", "negative_prompt_embeds", "negative_txt_ids")
-
-
-class _Block(ModularPipelineBlocks):
-    """A block that declares the names of its inputs and outputs."""
-
-    parts: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    makes: tuple[str, ...] = ()
-
-    @property
-    def expected_components(self) -> list[ComponentSpec]:
-        return [ComponentSpec(name, object) for name in self.parts]
-
-    @property
-    def inputs(self) -> list[InputParam]:
-        return [InputParam(name) for name in self.reads]
-
-    @property
-    def intermediate_outputs(self) -> list[OutputParam]:
-        return [OutputParam(name) for name in self.makes]
-
-    def __call__(self, components: Any, state: Any) -> Any:
-        block: Any = self.get_block_state(state)
-        self.work(components, block)
-        self.set_block_state(state, block)
-        return components, state
-
-    def work(self, components: Any, block: Any) -> None:
-        raise NotImplementedError
 
 
 def _fitted(block: Any, halves: int = 1) -> Any:
@@ -77,7 +41,7 @@ def _fitted(block: Any, halves: int = 1) -> Any:
     return image if halves == 1 else sizer.resize(image, height // halves, width // halves)
 
 
-class _Texts(_Block):
+class _Texts(NamedBlock):
     parts = ("text_encoder", "tokenizer", "text_processor")
     reads: tuple[str, ...] = ("prompt", "negative_prompt")
     makes = _TEXT
@@ -113,7 +77,7 @@ class _EditTexts(_Texts):
     pipeline = LongCatImageEditPipeline
 
 
-class _Preprocess(_Block):
+class _Preprocess(NamedBlock):
     reads, makes = ("image", "max_area"), ("processed_image",)
 
     def work(self, components: Any, block: Any) -> None:
@@ -121,7 +85,7 @@ class _Preprocess(_Block):
         block.processed_image = sizer.preprocess(image, image.height, image.width)
 
 
-class _Inputs(_Block):
+class _Inputs(NamedBlock):
     """Make noise, positions and timesteps as the classic calls do."""
 
     parts = ("scheduler",)
@@ -153,7 +117,7 @@ class _Inputs(_Block):
         )
 
 
-class _Denoiser(_Block):
+class _Denoiser(NamedBlock):
     parts = ("transformer",)
     reads = (*_TEXT, "latents", "image_latents", "img_ids", "guidance_scale")
 

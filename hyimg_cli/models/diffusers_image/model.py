@@ -38,7 +38,14 @@ from hyimg_cli.media.images import Pixels, stretch
 from hyimg_cli.models.diffusers_image.inpaint import Inpainting, inpainting_of
 from hyimg_cli.models.diffusers_image.own_blocks import OWN_BLOCKS
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
-from hyimg_cli.models.diffusers_image.record import NEGATIVE, Condition, EditorFolder, shifted
+from hyimg_cli.models.diffusers_image.record import (
+    NEGATIVE,
+    OF_PICTURES,
+    Condition,
+    EditorFolder,
+    shifted,
+)
+from hyimg_cli.models.diffusers_image.source_encoder import SourceEncoder
 from hyimg_cli.models.diffusers_video.encoders import CheckpointEncoder, cut_note, device_class
 from hyimg_cli.models.diffusers_video.layout import Component
 from hyimg_cli.models.diffusers_video.lora import Adapters
@@ -179,7 +186,8 @@ class BlockDenoiser(LatentDenoiser):
         self._state = PipelineState(inputs)
         digests = dict(image for condition in embeddings for image in condition.images)
         for _, condition in model.folder.encodings(job, [digests[view] for view in job.views]):
-            model.put(self._state, condition, embeddings[condition])
+            if condition.text or model.kind.most:
+                model.put(self._state, condition, embeddings[condition])
         model.run(before, self._state)
         for name, value in self._state.values.items():
             if name.endswith("embeds_mask") and value is not None and value.all():
@@ -360,9 +368,12 @@ class LatentImageModel(LatentModel):
 
     def stage(self, stage: str, *, has_images: bool) -> list[Any]:
         """Return a stage's blocks in order, for jobs with or without source pictures."""
+        has_images = has_images and self.kind.most > 0
         if has_images not in self._blocks:
             given: dict[str, Any] = {"prompt": ""} | ({"image": True} if has_images else {})
             blocks = dict(self.pipe.blocks.get_execution_blocks(**given).sub_blocks)
+            if not self.kind.most:
+                blocks[OF_PICTURES] = SourceEncoder()
             if self.kind.own_blocks:
                 OWN_BLOCKS[self.kind.own_blocks](blocks)
             self._blocks[has_images] = blocks

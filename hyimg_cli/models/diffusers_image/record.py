@@ -265,7 +265,8 @@ class EditorFolder(ImageCheckpoint):
         if job.layers:
             square = Size(self.card.base_size, self.card.base_size)
             return [count_layers(job.layers, size or square)] * len(texts)
-        return [self._rows(text, source_sizes, size) for text in texts]
+        seen = source_sizes if self.kind.most else ()
+        return [self._rows(text, seen, size) for text in texts]
 
     @cached_property
     def _rows(self) -> CountRows:
@@ -289,7 +290,7 @@ class EditorFolder(ImageCheckpoint):
         # For its latents each picture is encoded alone, as the blocks do.
         for number, one in enumerate(images, 1):
             size = None
-            if kind.fits_kept and job.outside and number == job.outside.kept_source:
+            if self.card.fits_kept and job.outside and number == job.outside.kept_source:
                 size = Size(job.size.height, job.size.width)
             found.append((SOURCE_IMAGES, Condition(OF_PICTURES, None, (one,), options, size)))
         return found
@@ -437,12 +438,13 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         networks=networks,
         guides=kind.is_guided,
         # Rows that are kept from step to step count once.
-        reference_pixels=None if kind.prefix else of_reference,
+        reference_pixels=of_reference if kind.most and not kind.prefix else None,
         fewest_images=kind.fewest,
         most_images=kind.most,
-        keeps_small=not kind.scales_pictures,
-        fits_kept=kind.fits_kept,
-        inpaints=kind.most > 0 and not kind.layers,
+        # hyimg brings the source of a network that sees none to the size of the result.
+        keeps_small=not (kind.most and kind.scales_pictures),
+        fits_kept=kind.fits_kept or not kind.most,
+        inpaints=not kind.layers,
         edit_shape="square" if kind.squares else "source",
         follows=kind.follows,
         reasons={"negative_prompt": kind.no_negative},

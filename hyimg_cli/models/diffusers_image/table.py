@@ -62,7 +62,7 @@ _KLEIN_PIPELINE = LibraryPipeline(
     "Flux2KleinModularPipeline", parts.KLEIN, parts.FITS_FLUX2, 0, 12, steps=4, guidance=1.0,
     licence="", negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
     least_side=64, most_ratio=8,
-    text_layers=28, text_tokens=_SHORT, shows_pictures=False, scales_pictures=False,
+    text_layers=28, text_tokens=_SHORT, scales_pictures=False,
     fits_kept=True, is_bounded=True, smooths_masks=True,
     own_blocks="rows in order",
 )  # fmt: skip
@@ -89,13 +89,13 @@ _QWEN21_PIPELINE = LibraryPipeline(
     # Of 8,192 positions, ten pictures take fewer than 1,024. Later ones would be read as negative.
     text_tokens={"processor": 8192 - 1024}, cuts_texts=False,
     reads_alpha=True, multiple=32, narrows=True, prefix="pictures, then text",
-    text_bytes=1_000_000_000,
+    shows_pictures=True, text_bytes=1_000_000_000,
 )  # fmt: skip
 _EDIT_PIPELINE = LibraryPipeline(
     "QwenImageEditModularPipeline", parts.QWEN_EDIT, parts.FITS_QWEN, 1, 1, steps=50, guidance=4.0,
     most_rows=_QWEN_ROWS, text_tokens={"tokenizer": _QWEN_ROWS}, cuts_texts=False,
     # Its text encoder takes shapes up to 200 to 1, after sides were rounded to multiples of 32.
-    most_ratio=163, fitted_multiple=32, text_bytes=600_000_000,
+    most_ratio=163, fitted_multiple=32, shows_pictures=True, text_bytes=600_000_000,
 )  # fmt: skip
 _LONGCAT_PIPELINE = LibraryPipeline(
     "LongCatImageModularPipeline",
@@ -114,7 +114,7 @@ KINDS = {
         "QwenImageModularPipeline", parts.QWEN, parts.FITS_QWEN, 0, 0, steps=50, guidance=4.0,
         own_inputs=lambda job, card: {"max_sequence_length": 512},  # the classic call's
         text_tokens=_SHORT,
-        of_encoders=frozenset({"max_sequence_length"}),
+        of_texts=frozenset({"max_sequence_length"}),
     ),
     "QwenImageEditPipeline": _EDIT_PIPELINE,
     "QwenImageEditPlusPipeline": replace(
@@ -125,7 +125,7 @@ KINDS = {
         "QwenImageLayeredModularPipeline", parts.QWEN_EDIT, parts.FITS_QWEN, 1, 1, steps=50,
         guidance=4.0, layers=4, base_size=640, edit_sides=(640, 1024),
         own_inputs=_layered_inputs, of_encoders=frozenset({"resolution"}),
-        text_tokens=_SHORT, of_texts=frozenset({"max_sequence_length"}), shows_pictures=False,
+        text_tokens=_SHORT, of_texts=frozenset({"max_sequence_length"}),
         fitted_multiple=32, narrows=True, reads_alpha=True, own_blocks="texts alone",
     ),
     "Flux2KleinPipeline": _KLEIN_PIPELINE,
@@ -144,7 +144,6 @@ KINDS = {
     "FluxKontextPipeline": replace(
         _FLUX_PIPELINE, blocks="FluxKontextModularPipeline", most=1, steps=28, guidance=2.5,
         own_inputs=_kontext_inputs, of_encoders=frozenset({"_auto_resize"}), least_side=16,
-        shows_pictures=False,
         fitted_sizes=_KONTEXT_SIZES, fits_kept=True, squares=True,
     ),
     "Krea2Pipeline": _KREA2_PIPELINE,
@@ -152,7 +151,7 @@ KINDS = {
     "LongCatImageEditPipeline": replace(
         _LONGCAT_PIPELINE, blocks="LongCatImageEditModularPipeline", fewest=1, most=1, guidance=4.5,
         takes_size=False, own_inputs=lambda job, card: {"max_area": card.base_size**2},
-        of_encoders=frozenset({"max_area"}), text_bytes=600_000_000,
+        of_encoders=frozenset({"max_area"}), shows_pictures=True, text_bytes=600_000_000,
     ),
 }  # fmt: skip
 # Distilled releases that name the same pipeline as the full one: scheduler values that only they
@@ -199,7 +198,7 @@ def kind_of(layout: CheckpointLayout) -> LibraryPipeline:
             is_distilled=True,
             no_negative=_NO_GUIDANCE,
             own_inputs=lambda job, card: {"max_sequence_length": 256},
-            of_encoders=frozenset({"max_sequence_length"}),
+            of_texts=frozenset({"max_sequence_length"}),
             text_tokens={**kind.text_tokens, "tokenizer_2": 256 - 1},
         )
     if kind is _KREA2_PIPELINE and index.flag("is_distilled", False):

@@ -16,10 +16,12 @@ from hyimg_cli.spec.options import KeepOutside, TextSampling
 
 EDITORS = ["qwen-image-edit", "qwen-image-edit-plus", "klein", "klein-kv", "flux2-dev", "kontext"]
 EDITORS += ["longcat-edit", "qwen-image-2.1"]
+# Models that see no source, and draw in a region of one.
+DRAWING = ["qwen-image", "z-image", "flux-dev", "krea2", "longcat"]
 BOXES = {"one": (190, 120, 226, 150), "two": (30, 60, 70, 86)}
 
 
-@pytest.mark.parametrize("kind", thorough_but(["klein"], EDITORS))
+@pytest.mark.parametrize("kind", thorough_but(["klein", "z-image"], [*EDITORS, *DRAWING]))
 def test_two_crops_of_one_photograph_share_nothing_that_differs(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, kind: str
 ) -> None:
@@ -29,6 +31,7 @@ def test_two_crops_of_one_photograph_share_nothing_that_differs(
     lines = {name: line(name, "red", "photo.png", region=[*box]) for name, box in BOXES.items()}
     for one in lines.values():
         del one["size"]
+        one |= {"region_mode": "inpaint"} if kind in DRAWING else {}
     command = ("generate", "--model", str(checkpoint(kind)))
     together, alone = tmp_path / "together", tmp_path / "alone"
     run_cli(*command, str(write_manifest(*lines.values())), "-o", str(together))
