@@ -97,7 +97,8 @@ def offer_file(model: str, file: str, revision: str | None) -> Offer:
     size = sum(one.bytes for one in header.tensors.values())
     what = f"a transformer of {network.name}, {header.format}, with {bytes_text(size)} of weights"
     memory = Check("ok", f"{what}; the other parts are those of --components")
-    path = shlex.quote(str(hub.place_of(listing, file)))
+    # A name of the hub is that of its branch main.
+    path = shlex.quote(str(hub.place_of(listing, file)) if revision else f"{model}/{file}")
     like = next(iter(releases.meant_by(file)), "FOLDER_OR_ID")
     example = f'hyimg generate photos --prompt "make it evening" --model {path} --components {like}'
     names = [*small, file]

@@ -77,6 +77,23 @@ def cached(model: str, revision: str | None = None) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+def cached_file(name: str) -> Path | None:
+    """Return the path of OWNER/REPOSITORY/FILE in the cache, of the branch `main`, or None.
+
+    Asks nobody.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    owner, repository, file = name.split("/", 2)
+    if ".." in file.split("/"):  # the client would look outside the cache
+        return None
+    try:
+        found = try_to_load_from_cache(f"{owner}/{repository}", file)
+    except ValueError:  # not a valid repository name
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
 def not_here(model: str, revision: str | None = None) -> CheckpointError:
     """Return the error of a hub id that is not in the cache, where nothing is fetched."""
     from huggingface_hub import constants

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache, lru_cache
@@ -10,6 +11,7 @@ from typing import Any
 
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
+from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
 from hyimg_cli.spec.model_name import names_file, parts_of, with_components
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, boxes_text
@@ -19,6 +21,8 @@ from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, boxes_text
 _PRIVATE = ("metadata", "name", "links", *LINEAGE)
 # Number of resolved paths of source images that are cached.
 _PATHS_NEAR = 1024
+# A file in the hub's cache.
+_IN_CACHE = re.compile(r"models--((?:(?!--)[^/])+)--([^/]+)/snapshots/[^/]+/(.+)")
 # Options that matter only if the text before the picture is written, or given.
 _OF_TEXT = ("bot_task", "drop_think", "ar_seed")
 
@@ -119,7 +123,7 @@ def public_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
 def public_model(model: str) -> str:
     """Return a checkpoint's name without its parent folders.
 
-    A hub id is returned unchanged; a folder in the hub's cache gives its hub id.
+    A hub id, or OWNER/REPOSITORY/FILE, is returned unchanged; what is in the hub's cache gives it.
     """
     weights, components = parts_of(model)
     if components:
@@ -129,8 +133,13 @@ def public_model(model: str) -> str:
     hub = hub.parent if hub.name == "snapshots" else hub
     if hub.name.startswith("models--"):
         return hub.name.removeprefix("models--").replace("--", "/", 1)
-    if model.startswith(("/", ".", "~")) or model.count("/") > 1 or names_file(model):
-        return PurePath(model).name
+    if names_file(model):
+        if is_hub_file(model) and not _is_there(model):
+            return model
+        in_cache = _IN_CACHE.search(path.as_posix())
+        return "/".join(in_cache.groups()) if in_cache else path.name
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        return path.name
     return model
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading.checkpoint import file_metadata, file_tensors
+from hyimg_cli.loading.hub import cached_file
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.options import Lora
@@ -55,22 +56,10 @@ def _fetched(repository: str, file: str) -> Path:
     return found
 
 
-def in_cache(name: str) -> Path | None:
-    """Return the path of a hub file in the local cache, or None; without network access."""
-    from huggingface_hub import try_to_load_from_cache
-
-    owner, repository, file = name.split("/", 2)
-    try:
-        found = try_to_load_from_cache(f"{owner}/{repository}", file)
-    except ValueError:  # not a valid repository name
-        return None
-    return Path(found) if isinstance(found, str) else None
-
-
 def is_awaited(name: str) -> bool:
     """Return True for a file of the hub that is not on this machine yet."""
     is_here = not name or Path(name).expanduser().is_file()
-    return not is_here and is_hub_file(name) and in_cache(name) is None
+    return not is_here and is_hub_file(name) and cached_file(name) is None
 
 
 def in_key(loras: tuple[Lora, ...]) -> str:

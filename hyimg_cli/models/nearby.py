@@ -131,8 +131,8 @@ def _refuse_repository_of_gguf(folder: Path) -> None:
     name = public_model(str(folder.absolute()))
     if folder.absolute().parent.name == "snapshots" and "gguf" in name.lower():
         what = f"{name} is a repository of GGUF files, of which none is here"
-        hint = f"get one with hf download {name} FILE.gguf, and give the path that it prints, "
-        raise fault("not-a-model", what, folder, f"{hint}{_WITH_PARTS}")
+        hint = f"get one with hyimg pull {name} FILE.gguf, and give --model {name}/FILE.gguf"
+        raise fault("not-a-model", what, folder, f"{hint}, {_WITH_PARTS}")
 
 
 def _parts_of(folder: Path) -> set[str]:

@@ -175,8 +175,8 @@ def _found(
     `components`, if they are given and the family takes them.
     """
     weights, parts = parts_of(model)
-    file = Path(os.path.expanduser(weights))
-    if names_file(weights) and not os.path.isdir(file):
+    if names_file(weights) and not os.path.isdir(os.path.expanduser(weights)):
+        file = single_files.find(weights)
         single_files.refuse_alone(file, parts, lambda one: hub.cached(one, revision) is not None)
         folder = resolve_model(
             parts, revision, with_weights=with_weights, without=single_files.REPLACED

@@ -81,7 +81,7 @@ class PathKind(Kind):
 class ModelName(PathKind):
     """An embedded model, a hub id, the path of a folder, or of a file of weights with its parts.
 
-    The path of a folder begins with a dot or a slash.
+    The path of a folder begins with a dot or a slash. A file may be one of the hub.
     """
 
     def names(self, value: str) -> list[str]:
@@ -92,8 +92,8 @@ class ModelName(PathKind):
 
     def resolve_name(self, name: str, folder: Path) -> str:
         """Return a path relative to the working folder if it does not exist in `folder`."""
-        there = str(folder / name)
-        return self.as_path(there) if self.is_path(name) and os.path.exists(there) else name
+        there, may_be = str(folder / name), self.is_path(name) or names_file(name)
+        return self.as_path(there) if may_be and os.path.exists(there) else name
 
 
 class RegionKind(PathKind):
@@ -225,7 +225,10 @@ _BOX_OR_MASK = pattern_kind(
 MODEL_NAME = ModelName(
     text("model").read,
     TEXT,
-    is_path=lambda name: name.split("/")[0] in ("", ".", "..") or names_file(name),
+    # As for LoRAs, OWNER/REPOSITORY/FILE is a file of the hub.
+    is_path=lambda name: (
+        name.split("/")[0] in ("", ".", "..") or (names_file(name) and not is_hub_file(name))
+    ),
 )
 CAMERA = Camera(text("camera").read, TEXT, is_path=lambda name: name.endswith(POSES_SUFFIX))
 REGION = RegionKind(

@@ -22,10 +22,11 @@ from hyimg_cli.measure.replay.run_folder import TITLE, read_resolved, run_of
 from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.models import lora_files, registry
 from hyimg_cli.settings.config import read_key
+from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.settings.run import ModelChoice
 from hyimg_cli.settings.values import BadValue, shown
 from hyimg_cli.spec.job import INTRINSICS, VIDEO_TASKS
-from hyimg_cli.spec.model_name import parts_of, with_components
+from hyimg_cli.spec.model_name import names_file, parts_of, with_components
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*", re.ASCII)
 _ALLOW = "add --allow-changed to run it anyway"
@@ -128,7 +129,7 @@ class _Search:
         """
         is_id = _HUB_ID.fullmatch(recorded) is not None
         here = hub.cached(recorded, self.wishes.revision) if is_id else None
-        return with_components(given, here and str(here))
+        return with_components(given, str(here) if here else None)
 
     def _located_model(self, recorded: str) -> str:
         """Return the recorded model: an embedded one, or a hub id that is in the cache.
@@ -138,6 +139,11 @@ class _Search:
         """
         if recorded in (registry.EMBEDDED, registry.EMBEDDED_VIDEO):
             return recorded
+        weights, parts = parts_of(recorded)
+        if names_file(weights) and is_hub_file(weights) and (file := hub.cached_file(weights)):
+            found = self._with_parts(str(file), parts)
+            if found != str(file):
+                return found
         if _HUB_ID.fullmatch(recorded):
             if (cached := hub.cached(recorded, self.wishes.revision)) is not None:
                 return str(cached)
@@ -147,7 +153,7 @@ class _Search:
                 raise self._fault("replay.model", what, f"to use the folder, add --model {name}")
             what = f"the model {name} is not on this machine, and replay downloads none for a file"
             raise self._fault("replay.model", what, f"to download it, add --model {name}")
-        (weights, parts), hint = parts_of(recorded), "give the folder with --model"
+        hint = "give the folder with --model"
         what = f"only the name of the model's folder is recorded: {shown(PurePath(recorded).name)}"
         if parts:
             own, others = (shown(PurePath(one).name) for one in (weights, parts))
@@ -188,7 +194,7 @@ class _Search:
         if (is_path and base != name) or base in ("", ".", ".."):
             raise self._fault("metadata.damaged", f"{shown(name)} does not name a {noun}")
         folders = [*filter(None, [self.wishes.images_from]), self.path.parent, *self.folders]
-        fetched = None if is_path else lora_files.in_cache(name)
+        fetched = None if is_path else hub.cached_file(name)
         places = [*(folder / base for folder in folders), *filter(None, (there, fetched))]
         present = [place for place in places if os.path.isfile(place)]
         if not present:

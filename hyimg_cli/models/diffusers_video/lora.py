@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from hyimg_cli.errors import CheckpointError, HyimgError, JobError, require
+from hyimg_cli.loading.hub import cached_file
 from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component
 from hyimg_cli.models.diffusers_video.lora_pairs import PREFIX, LoraPairs, misfit, read_pairs
-from hyimg_cli.models.lora_files import in_cache, lora_file
+from hyimg_cli.models.lora_files import lora_file
 from hyimg_cli.settings.paths import is_hub_file
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.options import Lora
@@ -40,7 +41,7 @@ def _examined_loras(job: Job, layout: CheckpointLayout) -> Iterator[CheckpointEr
     for lora in job.lora:
         path, part = Path(lora.file).expanduser(), _component(lora, layout)
         if lora.file and not path.is_file():
-            path = in_cache(lora.file) or path if is_hub_file(lora.file) else path
+            path = cached_file(lora.file) or path if is_hub_file(lora.file) else path
         if lora.file and path.is_file() and part is not None:
             yield _examined(path, path.stat().st_mtime_ns, part, layout.family)
 

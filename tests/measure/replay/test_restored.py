@@ -15,7 +15,7 @@ from hyimg_cli.loading import hub
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.measure.replay.restored import Restored, Wishes, restore_job
 from hyimg_cli.media.recorded import Described, read_described
-from hyimg_cli.models import lora_files, registry
+from hyimg_cli.models import registry
 from hyimg_cli.spec import digest
 
 CPU = {"device": "cpu", "dtype": "float32", "kv_reuse": "reuse"}
@@ -419,7 +419,7 @@ def test_a_lora_of_the_hub_is_that_of_its_cache_and_nothing_is_fetched(
 ) -> None:
     cached = tmp_path / "cached.safetensors"
     cached.write_bytes(b"x")
-    monkeypatch.setattr(lora_files, "in_cache", {"owner/name/x.safetensors": cached}.get)
+    monkeypatch.setattr(hub, "cached_file", {"owner/name/x.safetensors": cached}.get)
     job = FILM | {"task": "t2v", "lora": "owner/name/x.safetensors@2"}
     known = {"settings": CPU | {"lora": f"beside 1;on={digest.of_file(cached)}@2"}}
     fingerprint = {"model_fingerprint": registry.fingerprint("tiny-video")}
@@ -430,5 +430,5 @@ def test_a_lora_of_the_hub_is_that_of_its_cache_and_nothing_is_fetched(
 
 
 def test_a_hub_file_that_is_not_in_the_cache_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lora_files.in_cache("no-owner-of-this/no-name/x.safetensors") is None
-    assert lora_files.in_cache("no owner/no name/x.safetensors") is None
+    assert hub.cached_file("no-owner-of-this/no-name/x.safetensors") is None
+    assert hub.cached_file("no owner/no name/x.safetensors") is None
