@@ -8,6 +8,7 @@ from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.table import READERS, SETTINGS, TABLES
 from hyimg_cli.spec.card import ModelCard, VideoCard
 from hyimg_cli.spec.job import ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.model_name import names_file
 from hyimg_cli.spec.units import counted, names_text
 
 
@@ -42,6 +43,8 @@ def without_effect(
         yield from _concern(settings, ["quality"], formats)
     if pictures and all(job.encoding.format != "webp" for job in pictures):
         yield from _concern(settings, ["lossless"], "WebP only; no result has this format")
+    if pictures and not any(names_file(job.model) for job in pictures):
+        yield from _concern(settings, ["components"], "models as one file; no job has one")
     kept = [job.outside for job in pictures if job.outside is not None]
     if pictures and not any(outside.region for outside in kept):
         names = ["region_mode", "region_keeps", "max_spill", "region_context", "region_pixels"]

@@ -25,7 +25,9 @@ class Row(NamedTuple):
 
 
 _AS_LORA = "give it with --lora FILE, and its base model with --model"
-_AS_PART = "--model takes the transformer; keep this one in the folder that --components names"
+_AS_PART = (
+    "--model takes the transformer; --components takes a folder in diffusers' layout with this part"
+)
 OTHER_TOOLS = "use a model that docs/editors.md names, or run this one with ComfyUI or dgenerate"
 _EDITORS = "use a model that docs/editors.md names"
 _NO_ADAPTERS = "hyimg has no such networks: give a picture model with --model"
@@ -91,6 +93,9 @@ OTHERS = (
     Row("the picture part of a language model (mmproj)", _AS_PART, (r"(v\.blk|mm)\.\d",)),
     Row(_LANGUAGE, _AS_PART, (r"(token_embd|(enc\.)?blk\.\d+)\.",)),
     Row("a text encoder (T5)", _AS_PART, (r"(.*\.)?encoder\.block\.\d+\.layer\.",)),
+    # Of Wan's authors.
+    Row("a text encoder (UMT5)", _AS_PART, (r"token_embedding\.", r"blocks\.\d+\.attn\.q\.")),
+    Row("a picture encoder (CLIP)", _AS_PART, (r"cls_embedding", r"transformer\.\d+\.attn\.")),
     Row("a text encoder (CLIP)", _AS_PART, (r"(.*\.)?text_model\.(encoder|embeddings)\.",)),
     Row("a text encoder (CLIP)", _AS_PART, (r"(.*\.)?transformer\.resblocks\.",)),
     Row("a picture encoder (CLIP or SigLIP)", _AS_PART, (r"(.*\.)?vision_model\.",)),

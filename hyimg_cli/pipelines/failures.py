@@ -33,9 +33,11 @@ from hyimg_cli.errors import (
     StorageError,
 )
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
-from hyimg_cli.settings.run import FailurePolicy, RunConfig
+from hyimg_cli.memory.fit import in_forms
+from hyimg_cli.memory.refusals import is_latent
+from hyimg_cli.settings.run import QUANTIZATIONS, FailurePolicy, RunConfig
 from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import Job, VideoJob
 from hyimg_cli.spec.units import counted
 
 logger = logging.getLogger(__name__)
@@ -43,14 +45,6 @@ logger = logging.getLogger(__name__)
 _MOST_DEATHS = 2
 # A replica that dies this often without finishing a job in between is not restarted.
 MOST_DEATHS_OF_REPLICA = 3
-# Hints for a single job that ran out of memory.
-_SMALLER: Mapping[type[Job], str] = {
-    ImageJob: (
-        "use --quantization fp8 or nf4, --vae-use-tiling (changes pixels near tile borders), or "
-        "a smaller size"
-    ),
-    VideoJob: "use --enable-cpu-offload, a smaller size or fewer frames",
-}
 
 
 class Remedy(Enum):
@@ -138,7 +132,7 @@ def failed_job(
         raise fault
     if is_out_of_memory(error):
         what = str(error).split("\n")[0]
-        failure = Failure("job.out-of-memory", what, _SMALLER[type(job)], retryable=True)
+        failure = Failure("job.out-of-memory", what, _smaller(job, config), retryable=True)
     else:
         failure = Failure.of(error)
         if not isinstance(error, HyimgError):
@@ -150,6 +144,19 @@ def failed_job(
     }
     key = key_of(job, [*map(source_digest, job.images)], config)
     return Outcome(job.custom_id, "failed", key, attempt, **(said | facts))
+
+
+def _smaller(job: Job, config: RunConfig) -> str:
+    """Return the hint for a job that ran out of memory alone: what it can follow."""
+    if isinstance(job, VideoJob):
+        return "use --enable-cpu-offload, a smaller size or fewer frames"
+    smaller = QUANTIZATIONS[QUANTIZATIONS.index(config.model.quantization) + 1 :]
+    forms = [form for form in in_forms([job], config) if form in smaller]
+    quantized = f"--quantization {' or '.join(forms)}, " if forms else ""
+    waits = is_latent(job, config) and config.model.cpu_offload == "none"
+    offloaded = "--cpu-offload model, " if waits else ""
+    tiled = "--vae-use-tiling (changes pixels near tile borders), or a smaller size"
+    return f"use {offloaded}{quantized}{tiled}"
 
 
 def machine_fault(error: BaseException) -> MachineError | None:

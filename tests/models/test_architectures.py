@@ -122,6 +122,8 @@ FOREIGN: dict[str, tuple[Named, str]] = {
     "qwen2.5-vl": (["model.layers.0.self_attn.q_proj.weight", "visual.x"], "a text encoder or"),
     "qwen3-vl": (["model.language_model.layers.0.self_attn.q_proj.weight"], "a text encoder or"),
     "t5": (["encoder.block.0.layer.0.SelfAttention.k.weight", "shared.weight"], "(T5)"),
+    "umt5, wan": (["token_embedding.weight", "blocks.0.attn.q.weight", "norm.weight"], "(UMT5)"),
+    "clip, wan": (["cls_embedding", "transformer.0.attn.to_qkv.weight"], "a picture encoder"),
     "clip": (["text_model.encoder.layers.0.self_attn.q_proj.weight"], "(CLIP)"),
     "siglip": (["vision_model.encoder.layers.0.self_attn.q_proj.weight"], "(CLIP or SigLIP)"),
     "wan": ([COMFY + "head.modulation", COMFY + "blocks.0.self_attn.q.weight"], "a Wan video"),

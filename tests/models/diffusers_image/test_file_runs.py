@@ -1,5 +1,6 @@
 """Runs of a transformer in a GGUF file draw what a folder with its unpacked numbers draws."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,15 @@ import numpy as np
 import pytest
 import single_files
 import tiny_editors
+import torch
 from conftest import thorough_but
 from models.diffusers_image.classic import Line, line, pixels_of, results
 from models.diffusers_image.test_file_kills import write_lora
 from single_files import weights_of
+
+from hyimg_cli.pipelines.failures import failed_job
+from hyimg_cli.settings.run import ModelChoice, OutputConfig, RunConfig
+from hyimg_cli.spec.job import ImageJob
 
 KINDS = ("klein", "klein-kv", "klein-base")
 
@@ -94,6 +100,19 @@ def test_what_a_packed_file_does_not_follow(
         given = (manifest, "--model", file, "--components", folder, "-o", "out", *flags)
         ran = run_cli(command, *given)
         assert (ran.code, said in ran.err) == (2, True), ran.err
+
+
+def test_a_packed_file_that_ran_out_of_memory_is_not_to_be_packed_again(
+    pairs: Any, job: ImageJob, tmp_path: Path
+) -> None:
+    file, folder, copy = pairs["klein"]
+    for model, forms in ((f"{file}+{folder}", ""), (str(copy), "--quantization fp8, ")):
+        config = RunConfig(OutputConfig(tmp_path), model=ModelChoice(model, device="cpu"))
+        full = torch.OutOfMemoryError("full")
+        error = failed_job(replace(job, model=model), config, 1, full).error
+        tiled = "--vae-use-tiling (changes pixels near tile borders), or a smaller size"
+        assert error is not None
+        assert error.hint == f"use --cpu-offload model, {forms}{tiled}"
 
 
 def test_plan_counts_gguf_as_stored(pairs: Any, run_cli: Any, write_manifest: Any) -> None:

@@ -82,6 +82,67 @@ def test_a_file_without_its_parts_says_where_they_are(
             assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def cache(tmp_path: Path, parts: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's cache, with acme/files/sub/klein.safetensors and acme/parts."""
+    home = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home))
+    for name in ("files", "parts"):
+        (home / f"models--acme--{name}" / "refs").mkdir(parents=True)
+        (home / f"models--acme--{name}" / "refs" / "main").write_text("a1")
+        (home / f"models--acme--{name}" / "snapshots").mkdir()
+    (home / "models--acme--files" / "snapshots" / "a1" / "sub").mkdir(parents=True)
+    file = home / "models--acme--files" / "snapshots" / "a1" / "sub" / "klein.safetensors"
+    file.symlink_to(tmp_path / "klein.safetensors")
+    (home / "models--acme--parts" / "snapshots" / "a1").symlink_to(parts)
+    return home
+
+
+def test_a_file_of_the_hub_is_named_as_the_hub_names_it(
+    run_cli: Any, write_manifest: Any, tmp_path: Path, cache: Path, named: str
+) -> None:
+    """It is drawn from the cache, recorded by that name, and replayed without naming it again."""
+    name = "acme/files/sub/klein.safetensors"
+    assert registry.fingerprint(f"{name}+{tmp_path / 'parts'}") == registry.fingerprint(named)
+    manifest = write_manifest(LINE)
+    ran = run_cli("generate", manifest, "--model", name, "--components", "acme/parts", "-o", "out")
+    assert "1 done" in ran.err, ran.err
+    (line,) = (tmp_path / "out" / "manifest.resolved.jsonl").read_text().splitlines()
+    assert json.loads(line)["model"] == f"{name}+acme/parts"
+    replayed = run_cli("replay", "out/outputs/a.png", "--expect-equal", "-o", "again")
+    assert replayed.code == 0, replayed.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("acme/files/sub/none.gguf", "fetch it with: hyimg pull acme/files sub/none.gguf"),
+        ("nobody/files/a b.gguf", "fetch it with: hyimg pull nobody/files 'a b.gguf'"),
+        ("acme/files/../sub/klein.safetensors", "neither here nor in the hub's cache"),
+        ("./acme/files/klein.gguf", "give the path of a file"),
+    ],
+)
+def test_a_file_of_the_hub_that_is_not_here_is_to_be_pulled(
+    run_cli: Any, write_manifest: Any, cache: Path, name: str, said: str
+) -> None:
+    for command in ("check", "generate"):
+        given = ("--model", name, "--components", "acme/parts")
+        ran = run_cli(command, write_manifest(LINE), *given)
+        assert (ran.code, said in ran.err) == (3, True), ran.err
+
+
+def test_components_for_a_folder_have_no_effect(
+    run_cli: Any, write_manifest: Any, checkpoint: Checkpoint, parts: Path
+) -> None:
+    model = str(checkpoint("klein"))
+    flags = ("--model", model, "--components", str(parts))
+    ran = run_cli("check", write_manifest(LINE), *flags)
+    said = f"--components {parts} applies to models as one file; no job has one"
+    assert (ran.code, said in ran.err) == (0, True), ran.err
+    ran = run_cli("check", write_manifest(LINE | {"model": model, "components": "./parts"}))
+    assert (ran.code, "components: it has no effect" in ran.err) == (2, True), ran.err
+
+
 @pytest.mark.parametrize("value", ["tiny-image", "bagel", "none/of/these", "klein.safetensors"])
 def test_other_components_are_refused(
     run_cli: Any, write_manifest: Any, parts: Path, checkpoint: Checkpoint, value: str
@@ -182,9 +243,12 @@ def test_names_lose_their_folders() -> None:
     for name, public in (
         ("/a/b/x.gguf+/c/parts", "x.gguf+parts"),
         ("x.gguf+Qwen/Qwen-Image", "x.gguf+Qwen/Qwen-Image"),
-        (f"{cache}/x.gguf+{cache}", "x.gguf+Qwen/Qwen-Image"),
+        (f"{cache}/x.gguf+{cache}", "Qwen/Qwen-Image/x.gguf+Qwen/Qwen-Image"),
         ("/h/models--Qwen--Qwen-Image", "Qwen/Qwen-Image"),
         ("models/x.gguf", "x.gguf"),
+        ("./a/b/x.gguf", "x.gguf"),
+        ("acme/files/sub/x.gguf", "acme/files/sub/x.gguf"),
+        (f"{cache}/sub/x.gguf+parts", "Qwen/Qwen-Image/sub/x.gguf+parts"),
     ):
         assert public_model(name) == public
 
