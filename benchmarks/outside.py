@@ -32,7 +32,7 @@ from simulated_edits import GLOBAL, LOCAL, Case, case, cases, fitted, photograph
 from hyimg_cli.engine.runner import make_plan
 from hyimg_cli.finishing.outside import edit_of, put_back
 from hyimg_cli.finishing.placement import Placement, mapped_back
-from hyimg_cli.journal.job_pictures import finish
+from hyimg_cli.journal.job_pictures import Drawing, finish
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.media.formats import encode
@@ -87,7 +87,7 @@ def _measured(one: Case) -> dict[str, Any]:
     seconds = time.process_time() - started
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "result.png"
-        path.write_bytes(encode(result.pixels, compress_level=3))
+        path.write_bytes(encode(result.pixels, fast=True))
         pixels = np.array(Image.open(path))
     height, width = one.source.shape[:2]
     mask = np.asarray(Image.fromarray(edit.mask).resize((width, height)))
@@ -204,7 +204,8 @@ def _finished(source: Path) -> dict[str, Any]:
     before = _peak_mb()
     with RunFolder(folder / source.stem) as run:
         started, wall = time.process_time(), time.perf_counter()
-        finish(run, _job(source), drawn, shown, edit, OutputConfig(folder, metadata=False))
+        drawings, config = [Drawing(drawn, shown)], OutputConfig(folder, metadata=False)
+        finish(run, _job(source), drawings, edit, config)
         seconds = time.process_time() - started
     return {
         "source": f"{source.stem}, {_LARGE[1]}x{_LARGE[0]}",

@@ -1,6 +1,8 @@
 """Find what a redraw edited, and return the source with only that changed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from math import hypot
 from typing import Any
 
@@ -252,8 +254,9 @@ class _Reading:
 
 def _by_all(r: Plane, m: Plane, seen: list[BlurredView]) -> _Reading:
     """Compare a redraw with its reference if most of the picture is the same."""
-    motion, too_far, rough = _motion_of(r, m)
-    moved, valid = _moved_back(m, motion)
+    moved_back = cache(lambda motion: _moved_back(m, motion))
+    motion, too_far, rough = _motion_of(r, m, moved_back)
+    moved, valid = moved_back(motion)
     drift = drift_of(r, moved, None if rough.mean() > _MOST_AREA else rough, scale_of(valid.shape))
     moved = drift.undone(moved, r)
     found = region(moved, r, seen, valid)
@@ -291,10 +294,13 @@ def _by_part(r: Plane, m: Plane, seen: list[BlurredView], kept: Mask | None) -> 
     return _Reading(*motions, drift, stays.moved, mask, light, measures, ())
 
 
-def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
+def _motion_of(
+    r: Plane, m: Plane, moved_back: Callable[[Motion], tuple[Plane, Mask]]
+) -> tuple[Motion, Motion | None, Mask]:
     """Return the motion to undo, the found one if it is too large, and a rough mask.
 
-    Repeated without the mask, because the edit itself may be what moved.
+    `moved_back`: the redraw without a motion, and its own pixels. Registration is repeated without
+    the mask, because the edit itself may be what moved.
     """
     shape = m.shape[1], m.shape[2]
     small, both = reduced(r, step_of(shape)), (lightness(r), lightness(m))
@@ -302,7 +308,7 @@ def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
     motion, too_far = registered(*both), None
     if motion.is_too_far(shape):
         motion, too_far = Motion(), motion
-    rough = _rough(small, m, motion, seen)
+    rough = _rough(small, *moved_back(motion), seen)
     if not rough.any():
         return motion, too_far, rough
     edited = _wider(rough)
@@ -315,18 +321,18 @@ def _motion_of(r: Plane, m: Plane) -> tuple[Motion, Motion | None, Mask]:
         if structure is not None and structure < _STILL_ALIKE:
             return motion, too_far, rough
     if _apart(again, motion, shape) > _MOVED_AGAIN:
-        return again, None, _rough(small, m, again, seen)
+        return again, None, _rough(small, *moved_back(again), seen)
     return replace(motion, is_sure=again.is_sure), None, rough
 
 
-def _rough(small_r: Plane, m: Plane, motion: Motion, seen: list[BlurredView]) -> Mask:
-    """Return the edited region at half size, alternating between drift and region.
+def _rough(small_r: Plane, moved: Plane, valid: Mask, seen: list[BlurredView]) -> Mask:
+    """Return the region [Y, X] that is edited, found at half size by drift and region in turn.
 
-    `seen`: views of the reference at that size.
+    `moved`: the redraw without motion; `valid`: its own pixels; `seen`: views of the reference at
+    half size.
     """
-    shape = m.shape[1], m.shape[2]
+    shape = valid.shape[0], valid.shape[1]
     step, scale = step_of(shape), scale_of(shape)
-    moved, valid = _moved_back(m, motion)
     small_m, small_valid = reduced(moved, step), reduced(numbers(valid), step) > 0.99
     mask = None
     for _ in range(2):

