@@ -57,6 +57,7 @@ def show_plan(ctx: typer.Context) -> int:
         model: f"{bytes_text(fit.available.free)}: {fit.remedy}"
         for model, fit in ahead.too_large.items()
     }
+    offloads = {model: fit for model, fit in ahead.fits.items() if fit.takes_offload}
     short = [f"  {model} does not fit into {why}" for model, why in too_large.items()]
     found_facts = [
         *([facts.shard_fact(ahead.preparation.shard)] if ahead.preparation.shard else ()),
@@ -66,6 +67,11 @@ def show_plan(ctx: typer.Context) -> int:
         Fact("untried", [job.custom_id for job, _ in ahead.rest.untried]),
         facts.time_fact(eta) if order.jobs else Fact("time", None, ["time: nothing left to run"]),
         *facts.memory_facts(order, config),
+        Fact(
+            "auto_fit",
+            {model: fit.config.model.cpu_offload for model, fit in offloads.items()},
+            [f"  {model}: {fit.offload}" for model, fit in offloads.items()],
+        ),
         Fact("too_large", too_large, short),
         facts.replicas_fact(replicas, config),
         *([facts.expert_fact(order, config, think=think)] if config.model.offloads_experts else ()),

@@ -82,7 +82,9 @@ def describe_readiness(event: Readiness) -> str:
     size = f"{event.parameters / 1e6:.1f} M parameters, {event.dtype} on {event.device}"
     ranks = f", {event.ranks} ranks" if event.ranks > 1 else ""
     beside = f", in addition to {', '.join(event.beside)}" if event.beside else ""
-    return f"{who}{event.model}: {size}{ranks}, loaded in {time_text(event.load_s)}{beside}"
+    took = f"loaded in {time_text(event.load_s)}{beside}"
+    offload = f"; {event.offload}" if event.offload else ""
+    return f"{who}{event.model}: {size}{ranks}, {took}{offload}"
 
 
 def describe_outcome(outcome: Outcome) -> str:

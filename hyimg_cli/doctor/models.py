@@ -221,12 +221,14 @@ def _fit_in_turns(name: str, networks: Networks, sample: Sequence[Job], config: 
         return Check("warning", _UNCOUNTED)
     refusals.refuse_conflicts(sample, config)
     found = check_fit(name, sample, config, there)
-    copies = copies_of(config, config.parallel.replicas)
+    config, copies = found.config, copies_of(config, config.parallel.replicas)
     said = f"{model_name(name)}: "
     if config.model.cpu_offload != "none":
         said += f"{bytes_text(found.needed.waiting)} of weights in main memory, "
         said += f"{bytes_text(found.needed.weights)} of them at most on the GPU; "
         said += f"{bytes_text(there.free)} free there"
+        if found.takes_offload:
+            said += f", so a run takes --cpu-offload {config.model.cpu_offload} by itself"
     else:
         encoders = sum(n for part, n in loaded.items() if part.startswith("text_encoder"))
         rest = sum(loaded.values()) - encoders

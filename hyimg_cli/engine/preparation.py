@@ -99,14 +99,19 @@ class Rest:
 
 @dataclass(frozen=True)
 class Preview:
-    """What `check` and `plan` show. `too_large`: models that do not fit into `memory_gb`.
+    """What `check` and `plan` show. `fits`: how each model fits into `memory_gb`, if it is given.
 
     `rest` is None if the folder or the manifest was refused.
     """
 
     preparation: Preparation
     rest: Rest | None
-    too_large: Mapping[str, Fit]
+    fits: Mapping[str, Fit]
+
+    @property
+    def too_large(self) -> dict[str, Fit]:
+        """Return the fits of the models that do not fit."""
+        return {model: fit for model, fit in self.fits.items() if not fit.is_enough}
 
 
 @dataclass(frozen=True)
@@ -240,7 +245,7 @@ def preview(request: RunRequest, tell: Tell, refusals: Refusals | None = None) -
         with refusals.caught():
             for text in _check_headers([model], config):
                 tell(Remark(text))
-    return Preview(ready, rest, dict(too_large(rest.plan, config)) if rest else {})
+    return Preview(ready, rest, fits_of(rest.plan, config) if rest else {})
 
 
 def _check_headers(models: Iterable[str], config: RunConfig) -> list[str]:
@@ -248,14 +253,13 @@ def _check_headers(models: Iterable[str], config: RunConfig) -> list[str]:
     return registry.check_headers(models, config.model, store)
 
 
-def too_large(plan: Plan, config: RunConfig) -> Iterator[tuple[str, Fit]]:
-    """Yield each model that does not fit into `memory_gb`, which may be of another machine."""
+def fits_of(plan: Plan, config: RunConfig) -> dict[str, Fit]:
+    """Return how each model fits into `memory_gb`, which may be of another machine."""
     there = configured_memory(config, replicas=runner.replicas_of(plan, config))
-    for model in dict.fromkeys(group.model for group in plan.groups if there is not None):
-        assert there is not None, "no model is tried without a size"
-        found = check_fit(model, plan.jobs_of_model(model), config, there)
-        if not found.is_enough:
-            yield model, found
+    if there is None:
+        return {}
+    models = dict.fromkeys(group.model for group in plan.groups)
+    return {model: check_fit(model, plan.jobs_of_model(model), config, there) for model in models}
 
 
 @gc_paused()

@@ -168,7 +168,8 @@ class Service:
 
     def unfit(self, jobs: Sequence[Job]) -> dict[str, JobError]:
         """Return the error of each job that does not fit into memory even alone, by custom_id."""
-        config, there = self.config, self._room
+        loaded, there = self.pipeline.fitted, self._room
+        config = replace(loaded, model=replace(loaded.model, auto_fit=False))
         if fits(need(self.model, jobs, config), there):
             return {}
         found = {job.custom_id: check_fit(self.model, [job], config, there) for job in jobs}

@@ -1,7 +1,8 @@
 """Decide whether a model and its jobs fit into memory, and find what would make them fit.
 
 `plan`, `doctor` and the run ask here, about pictures and videos, one process, ranks and replicas.
-If a model fits with none of its jobs alone, its run is refused before anything is loaded.
+A model of several networks that does not fit takes an offload by itself, which changes no pixel. If
+a model fits with none of its jobs alone, its run is refused before anything is loaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,15 +30,28 @@ GPU_SIZES = {f"{gb} GB": gb * 1_000_000_000 for gb in (12, 16, 24, 48)}
 
 @dataclass(frozen=True)
 class Fit:
-    """A model's need, the available memory, and a remedy if that is too little."""
+    """A model's need, the available memory, and a remedy if that is too little.
+
+    `config`: the run, with the offload that the model takes by itself if it takes one.
+    """
 
     needed: Need
     available: AvailableMemory
+    config: RunConfig
     remedy: str = ""
+    takes_offload: bool = False
 
     @property
     def is_enough(self) -> bool:
         return fits(self.needed, self.available)
+
+    @property
+    def offload(self) -> str:
+        """Return the offload that the model takes by itself, in words; empty if it takes none."""
+        turn = self.config.model.cpu_offload
+        what = "one network" if turn == "model" else "one block of a network"
+        said = f"{what} at a time is on the GPU (--cpu-offload {turn}); same pixels"
+        return f"{self.available}: {said}" if self.takes_offload else ""
 
     def refusal(self, why: str = "") -> MachineError:
         """Return the error of a run that does not start, or that turned out to have too little."""
@@ -70,15 +84,63 @@ def fits(needed: Need, there: AvailableMemory) -> bool:
 
 
 def check_fit(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Fit:
-    """Check a model with only the one of `jobs` at work that needs least; without jobs, weights."""
+    """Check a model with only the one of `jobs` at work that needs least; without jobs, weights.
+
+    With the offload that it takes by itself, if nothing else fits.
+    """
+    given, config = config, _fitted(jobs, config, there)
     tried = list[tuple[Need, Sequence[Job]]]()
     for alone in (jobs[at : at + 1] for at in range(max(1, len(jobs)))):
         needed = need(model, alone, config)
         if fits(needed, there):
-            return Fit(needed, there)
+            return Fit(needed, there, config, takes_offload=config is not given)
         tried.append((needed, alone))
     least, smallest = min(tried, key=lambda one: one[0].total)
-    return Fit(least, there, remedy(model, smallest, config, there))
+    return Fit(least, there, config, remedy(model, smallest, config, there))
+
+
+def _fitted(jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> RunConfig:
+    """Return the run with the fastest offload with which each of a model's jobs fits alone.
+
+    Or with which one of them does; the run as it is if that is enough, if nothing helps, or if it
+    may not be changed. What a job needs is what `cards_for` counts.
+    """
+    choice = config.model
+    is_open = choice.auto_fit and choice.cpu_offload == "none" and precision(choice)[0] == "cuda"
+    networks = _networks_of(jobs[0], config) if jobs and is_open else None
+    if networks is None:
+        return config
+    alike = {_shape(job): job for job in jobs}.values()
+    ways = [config, *(_changed(config, cpu_offload=turn) for turn in OFFLOADS[1:])]
+    ways = [one for one in ways if one is config or _can_follow(jobs, one)]
+    have_room = [[_has_room(job, networks, one, there) for job in alike] for one in ways]
+    for enough in (all, any):
+        for one, has_room in zip(ways, have_room, strict=True):
+            if enough(has_room):
+                return one
+    return config
+
+
+def _networks_of(job: Job, config: RunConfig) -> Networks | None:
+    """Return the networks of a job's model; None if it uses one network for everything."""
+    choice = config.model
+    if isinstance(job, VideoJob):
+        return video_card(job.model, choice.revision, choice.video_components)
+    return model_card(job.model, choice.revision).networks
+
+
+def _shape(job: Job) -> tuple[Any, ...]:
+    """Return what decides a job's memory."""
+    if isinstance(job, VideoJob):
+        return job.size, job.num_frames
+    return job.size, len(job.images), job.layers
+
+
+def _has_room(job: Job, networks: Networks, config: RunConfig, there: AvailableMemory) -> bool:
+    """Return True if a job has room at each moment, alone."""
+    waiting = networks_need(networks, config).waiting
+    moments = needs_of(job, networks, config).values()
+    return all(fits(replace(one, waiting=waiting), there) for one in moments)
 
 
 def need_of_second(model: str, jobs: Sequence[Job], config: RunConfig) -> Need:
@@ -97,18 +159,18 @@ def spare_bytes(jobs: Sequence[ImageJob], config: RunConfig, there: AvailableMem
 
 
 @contextmanager
-def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[None]:
-    """Load a model in this block; raise MachineError if it does not fit."""
+def memory_guard(model: str, jobs: Sequence[Job], config: RunConfig) -> Iterator[Fit]:
+    """Load a model in this block as its fit says; raise MachineError if it does not fit."""
     import torch
 
     found = check_fit(model, jobs, config, available_memory(config))
     if not found.is_enough:
         raise found.refusal()
     try:
-        yield
+        yield found
     except torch.OutOfMemoryError:
         less = found.available.at_most(found.needed.total - 1, found.available.limit)
-        short = check_fit(model, jobs[:1], config, less)
+        short = check_fit(model, jobs[:1], _changed(found.config, auto_fit=False), less)
         raise short.refusal("the GPU ran out of memory") from None
 
 

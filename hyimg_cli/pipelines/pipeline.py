@@ -40,7 +40,8 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
     """Runs groups of one kind of job with a model; owns what its jobs share."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._config = config
+        # The run, and the same with what its model took by itself to fit.
+        self._config = self.fitted = config
         self._model: Model | None = None
         self._ranks: ModelRanks | None = None
         # Shapes that have been run once.

@@ -166,6 +166,8 @@ def build_run_config(
         parts[row.table][row.attribute] = settings[name].value
     if settings["cpu_offload"].origin == "default" and settings["enable_cpu_offload"].value:
         parts["model"]["cpu_offload"] = "model"
+    if settings["cpu_offload"].origin != "default" and settings["auto_fit"].origin == "default":
+        parts["model"]["auto_fit"] = False  # --cpu-offload none means none
     parts["output"]["folder"] = folder
     parts["cache"]["folder"] = cache_folder
     return RunConfig(**{part: PARTS[part](**values) for part, values in parts.items()})

@@ -199,6 +199,11 @@ class ModelChoice:
         "GPU, group one transformer block. Same pixels.",
     )
     enable_cpu_offload: bool = _latents(False, "Same as --cpu-offload model.", commands=("doctor",))
+    auto_fit: bool = _latents(
+        True,
+        "Take the fastest --cpu-offload with which a diffusers model fits, if none is given.",
+        commands=("doctor",),
+    )
     attention_backend: AttentionBackend = o.option(
         "native",
         "Attention kernel of diffusers transformers.",
@@ -394,7 +399,7 @@ class OutputConfig:
 
     folder: Annotated[Path, RUN_FOLDER] = _run(
         MISSING,
-        "Folder or s3:// address. Default: runs/<manifest>.",
+        "Folder, s3:// address, or b.png for one result. Default: runs/<manifest>.",
         name="output_dir",
         is_basic=True,
         flags=("-o", "--output", "--output-dir"),

@@ -241,7 +241,8 @@ class ModelLoading(Readiness):
 class ModelLoaded(Readiness):
     """A model is ready: seconds it took, its device, its parameters.
 
-    `beside`: other models stay loaded with it. `ranks`: processes that work with it.
+    `beside`: other models stay loaded with it. `ranks`: processes that work with it. `offload`: the
+    one that it took by itself to fit, in words.
     """
 
     model: str
@@ -251,6 +252,7 @@ class ModelLoaded(Readiness):
     parameters: int
     beside: tuple[str, ...] = ()
     ranks: int = 1
+    offload: str = ""
 
 
 @dataclass(frozen=True)

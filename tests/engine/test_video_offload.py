@@ -12,6 +12,7 @@ from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
 from hyimg_cli.kernels.offload import Offload
 from hyimg_cli.manifest.planner import make_plan
+from hyimg_cli.memory import fit
 from hyimg_cli.memory.videos import networks_need
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import (
@@ -22,7 +23,7 @@ from hyimg_cli.settings.run import (
     ReuseConfig,
     RunConfig,
 )
-from hyimg_cli.spec.events import JobEnded
+from hyimg_cli.spec.events import JobEnded, ModelLoaded
 from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
 PLAIN = RunConfig(
@@ -101,6 +102,27 @@ def test_the_same_frames_in_any_arrangement(
         run(config, jobs)
         assert frames == expected
         assert brought == turns
+
+
+@pytest.mark.thorough
+def test_a_session_takes_the_offload_with_which_its_model_fits(
+    jobs: list[VideoJob],
+    frames: Frames,
+    brought: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU that has no room for all networks: the same frames, and the event says so."""
+    run(PLAIN, jobs[:1])
+    expected = dict(frames)
+    frames.clear()
+    offloaded = replace(PLAIN, model=replace(PLAIN.model, cpu_offload="model"))
+    monkeypatch.setattr(fit, "_fitted", lambda jobs, config, there: offloaded)
+    with Session(PLAIN) as session:
+        events = [*session.run(make_plan(jobs[:1], registry.model_card))]
+        (loaded,) = (event for event in events if isinstance(event, ModelLoaded))
+        assert "one network at a time is on the GPU (--cpu-offload model)" in loaded.offload
+        assert len(brought) == 3
+    assert frames == expected
 
 
 def test_ranks_that_would_hold_two_networks_are_refused(jobs: list[VideoJob]) -> None:

@@ -14,18 +14,22 @@ from machines import with_gpus, with_main_memory
 from released import released_folder
 
 from hyimg_cli.doctor import models
-from hyimg_cli.engine.preparation import too_large
+from hyimg_cli.engine.preparation import fits_of
 from hyimg_cli.engine.replicas import local as replicas
 from hyimg_cli.engine.runner import replicas_of
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
+from hyimg_cli.journal.keys import key_of
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.memory import fit, refusals
 from hyimg_cli.memory.available import AvailableMemory, available_memory
 from hyimg_cli.memory.fit import Fit, check_fit, fits, in_forms, memory_guard, need, need_of_second
 from hyimg_cli.memory.footprint import Need, footprint, needs
+from hyimg_cli.memory.videos import needs_of
 from hyimg_cli.models import registry
+from hyimg_cli.models.registry import video_card
 from hyimg_cli.pipelines.image import pipeline as pictures
+from hyimg_cli.settings.config import build_run_config, settle
 from hyimg_cli.settings.run import (
     OFFLOADS,
     QUANTIZATIONS,
@@ -111,6 +115,36 @@ def test_networks_that_wait_need_main_memory() -> None:
     assert found == [True, False, False]
 
 
+def test_a_model_takes_the_fastest_offload_that_fits_unless_the_user_decides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_gpus(monkeypatch, [10**12])
+    plain = replace(CPU, model=ModelChoice(device="cuda", dtype="bfloat16"))
+    jobs = videos()
+    networks = video_card("tiny-video")
+    turns = [replace(plain, model=replace(plain.model, cpu_offload=turn)) for turn in OFFLOADS]
+    most = [
+        max(one.total for one in needs_of(jobs[0], networks, config).values()) for config in turns
+    ]
+    assert most == sorted(most, reverse=True)
+    for turn, free in zip(OFFLOADS, most, strict=True):
+        found = check_fit("tiny-video", jobs, plain, AvailableMemory(free, "cuda:0"))
+        assert (found.is_enough, found.config.model.cpu_offload) == (True, turn)
+        assert (f"(--cpu-offload {turn}); same pixels" in found.offload) == (turn != "none")
+        assert key_of(jobs[0], [], found.config) == key_of(jobs[0], [], plain)
+    there = AvailableMemory(most[1], "cuda:0")
+    alone = replace(plain, model=replace(plain.model, auto_fit=False))
+    assert check_fit("tiny-video", jobs, alone, there).config is alone
+    # Main memory must hold what waits.
+    narrow = check_fit("tiny-video", jobs, plain, replace(there, main=10))
+    assert narrow.config is plain
+    # An offload that is given, even none, is kept.
+    for flags in ({"cpu_offload": "none"}, {"auto_fit": False}):
+        given = build_run_config(settle(flags, {}, {}), tmp_path, None)
+        assert not given.model.auto_fit
+    assert build_run_config(settle({}, {}, {}), tmp_path, None).model.auto_fit
+
+
 # --- three callers, one answer -------------------------------------------------------------------
 
 
@@ -132,7 +166,7 @@ def says_plan(machine: Machine, order: Plan, config: RunConfig) -> bool:
     free = machine.free * (machine.gpus if config.model.device == "balanced" else 1)
     gb: Any = Fraction(free, GB)
     config = replace(config, batch=replace(config.batch, memory_gb=gb))
-    return not list(too_large(order, config))
+    return all(fit.is_enough for fit in fits_of(order, config).values())
 
 
 def says_doctor(config: RunConfig, *, is_video: bool) -> bool:

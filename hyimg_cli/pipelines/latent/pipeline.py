@@ -95,11 +95,16 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         drawings: list[Any] = [part for job in jobs for part in job.parts]
         left = self._not_denoised(drawings, folder)
         needs_room = bool(left) and not self._denoises
-        with memory_guard(model, left, self._config) if needs_room else nullcontext():
+        with memory_guard(model, left, self._config) if needs_room else nullcontext() as fit:
+            if fit is not None and fit.config.model.cpu_offload != self.fitted.model.cpu_offload:
+                if not is_new:  # it was opened for its VAE alone
+                    self.release()
+                    is_new = True
+                self.fitted = fit.config
             # Open the checkpoint, with none of its weights in memory yet.
             started = time.perf_counter()
             if is_new:
-                choice = replace(self._config.model, model=model)
+                choice = replace(self.fitted.model, model=model)
                 self._model = self._open(choice)
                 confirm_dtype(choice, self._model.dtype_name)
             resident = self._resident()
@@ -119,7 +124,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                 self._load(with_transformer=bool(left))
                 self._is_loaded, self._denoises = True, bool(left)
                 load_s = opened_s + time.perf_counter() - started
-                yield self._loaded(load_s, self._config.parallel.ranks)
+                loaded = self._loaded(load_s, self._config.parallel.ranks)
+                yield replace(loaded, offload=fit.offload) if fit is not None else loaded
 
     def work(self, queue: TicketQueue) -> Iterator[None]:
         """Run jobs one at a time: there are no tokens to interleave, and jobs never overlap.
@@ -297,6 +303,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
     def release(self) -> None:
         super().release()
         self._is_loaded = self._denoises = False
+        self.fitted = self._config
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         encoders, runs = self._resident().encoders, dict[str, int]()

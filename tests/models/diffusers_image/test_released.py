@@ -110,6 +110,33 @@ def test_weights_are_counted_by_dtype_and_the_page_says_so(
     assert rows[f"`{model}`"] == [f"`{pipeline}`", size, nbytes, licence, *flags]
 
 
+@pytest.mark.parametrize("model", thorough_but(["Qwen/Qwen-Image-Edit-2511"], CHECKPOINTS))
+def test_the_offload_that_a_model_takes_by_itself_is_the_fastest_that_fits(
+    run_cli: Any, released: Any, tmp_path: Path, model: str
+) -> None:
+    """By the flags that the plan names for a GPU's size; no other setting is changed."""
+    pipeline, folder = CHECKPOINTS[model][0], released(model)
+    cards = plan_of(run_cli, folder, pipeline, *GPU)["groups"][0]["cards"]
+    taken = dict[int, str]()
+    for size in (12, 16, 24, 48, 80):
+        recipe = tmp_path / f"{size}.toml"
+        recipe.write_text(f"[batch]\nmemory_gb = {size}\n")
+        found = plan_of(run_cli, folder, pipeline, *GPU, "--recipe", str(recipe))
+        assert not found["too_large"]
+        taken[size] = "".join(f"--cpu-offload {turn}" for turn in found["auto_fit"].values())
+        assert found["groups"][0]["cards"] == cards
+    named = {int(name.split()[0]): flags for name, flags in cards.items()}
+    assert {size: taken[size] for size in named} == named
+    speed = ["--cpu-offload group", "--cpu-offload model", ""]
+    ranks = [speed.index(taken[size]) for size in sorted(taken)]
+    assert ranks == sorted(ranks), "a larger GPU is never slower"
+    if named[12]:
+        small = tmp_path / "12.toml"
+        refused = ("--recipe", str(small), "--no-auto-fit")
+        plan = plan_of(run_cli, folder, pipeline, *GPU, *refused, code=3)
+        assert not plan["auto_fit"]
+
+
 def _write_gguf(path: Path, network: str, dtype: str) -> Path:
     """Write the header of a released transformer's GGUF file; its data are a hole."""
     stored = dict[str, tuple[str, tuple[int, ...]]]()
