@@ -7,6 +7,7 @@ import typer
 
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import render
+from hyimg_cli.cli.one_file import OneFile
 from hyimg_cli.cli.picks import show_best_of, show_found_regions
 from hyimg_cli.cli.plan import show_plan
 from hyimg_cli.cli.progress import show_run
@@ -24,6 +25,7 @@ def generate(ctx: typer.Context) -> None:
 
     \b
     hyimg generate quickstart
+    hyimg generate a.jpg --prompt "on white" -o b.png
     hyimg generate photos --prompt "on white" --keep-outside
     hyimg generate jobs.jsonl --model ./checkpoint -o out
     """
@@ -34,16 +36,25 @@ def generate(ctx: typer.Context) -> None:
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
     if ctx.params["follow"]:
         raise typer.Exit(_follow(ctx, style))
-    request = request_of(ctx)
+    file = OneFile.named(ctx.params)
+    request = request_of(ctx, file=file)
     drawn_again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
     if request.config.candidates.is_asked_for:
         raise typer.Exit(show_best_of(request, style, again=drawn_again))
     if finds_regions(request):
-        raise typer.Exit(show_found_regions(request, style, again=drawn_again))
+        raise typer.Exit(_filed(file, show_found_regions(request, style, again=drawn_again), style))
     place = shown_place(request.config.output.folder)
     again = _resume_command(ctx.obj or (), place)
     retry = _resume_command(ctx.obj or (), place, "--retry-failed")
-    raise typer.Exit(show_run(ManifestRun(request), style, again=again, retry=retry))
+    code = show_run(ManifestRun(request), style, again=again, retry=retry)
+    raise typer.Exit(_filed(file, code, style))
+
+
+def _filed(file: OneFile | None, code: int, style: render.Style) -> int:
+    """Copy a run's only result to the file that was named, and return the exit code."""
+    if file is not None and file.write():
+        render.note_unless(style.is_quiet)(f"wrote {file.path}")
+    return code
 
 
 def _follow(ctx: typer.Context, style: render.Style) -> int:

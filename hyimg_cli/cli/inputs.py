@@ -11,6 +11,7 @@ from typing import Any
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import packaged, render
 from hyimg_cli.cli.completion import MANIFESTS
+from hyimg_cli.cli.one_file import OneFile
 from hyimg_cli.errors import HyimgError, ManifestError, UsageError
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import OUTPUTS, RunFolder, outputs_of
@@ -44,7 +45,9 @@ def manifest_of(
                 return None
             if "output_dir" not in given:  # texts are written
                 return {}
-            return recorded_names(run_folder(o.output_folder(settings, manifest_name)))
+            file = OneFile.named(given)
+            folder = file.folder if file else o.output_folder(settings, manifest_name)
+            return recorded_names(run_folder(folder))
 
         return manifest_of_prompts(found, prompts, given.get("task"), recorded_by)
     if given.get("task"):

@@ -8,6 +8,7 @@ import typer
 
 from hyimg_cli.cli import inputs
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli.one_file import OneFile
 from hyimg_cli.cli.shard import shard_named
 from hyimg_cli.engine.runner import RunRequest, selection_of
 from hyimg_cli.journal.resume import ResumePolicy
@@ -15,12 +16,21 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.settings.config import Setting
 
 
-def request_of(ctx: typer.Context, folder: Path | None = None) -> RunRequest:
-    """Return the run of a command line; results go to `folder`, or the folder in its settings."""
+def request_of(
+    ctx: typer.Context, folder: Path | None = None, *, file: OneFile | None = None
+) -> RunRequest:
+    """Return the run of a command line; results go to `folder`, or the folder in its settings.
+
+    `file`: where its only result goes; by default, the one that `-o` names, if it names a file.
+    """
     given: Mapping[str, Any] = ctx.params
     settings = o.settings_of(given)
+    file = file or (OneFile.named(given) if folder is None else None)
+    if file is not None:
+        settings, folder = file.settings(settings), file.folder
     manifest = inputs.manifest_of(given, ctx.obj or (), settings)
-    return request_for(given, settings, manifest, folder)
+    request = request_for(given, settings, manifest, folder)
+    return request if file is None else file.checked(request)
 
 
 def request_for(
