@@ -33,7 +33,18 @@ COMMANDS = (
         "report",
         "export",
     ),
-    *("pull", "info", "replay", "doctor", "eval", "bench", "cache", "schema", "explain"),
+    *(
+        "pull",
+        "first-night",
+        "info",
+        "replay",
+        "doctor",
+        "eval",
+        "bench",
+        "cache",
+        "schema",
+        "explain",
+    ),
 )
 
 
@@ -62,9 +73,10 @@ def help_of(name: str) -> str:
 
     Each paragraph is one line, to be wrapped to the terminal's width.
     """
-    tree = ast.parse(Path(__file__).with_name(f"{name}.py").read_text("utf-8"))
+    module = _module(name)
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text("utf-8"))
     functions = (one for one in tree.body if isinstance(one, ast.FunctionDef))
-    own = next(one for one in functions if one.name == ("evaluate" if name == "eval" else name))
+    own = next(one for one in functions if one.name == ("evaluate" if name == "eval" else module))
     paragraphs = (ast.get_docstring(own) or "").split("\n\n")
     # The parser leaves the lines after \\b as they are.
     return "\n\n".join(one if one[0] == "\b" else " ".join(one.split()) for one in paragraphs)
@@ -72,8 +84,14 @@ def help_of(name: str) -> str:
 
 def _function(name: str) -> Any:
     """Import a command's function: `check` from `cli.check`, but `evaluate` for `eval`."""
-    module = import_module(f"hyimg_cli.cli.{name}")
-    return getattr(module, {"eval": "evaluate", "cache": "commands"}.get(name, name))
+    own = _module(name)
+    module = import_module(f"hyimg_cli.cli.{own}")
+    return getattr(module, {"eval": "evaluate", "cache": "commands"}.get(own, own))
+
+
+def _module(name: str) -> str:
+    """Return the module of a command, which is also its function in most."""
+    return name.replace("-", "_")
 
 
 def _build(name: str, function: Callable[..., None]) -> Any:

@@ -15,6 +15,7 @@ import typer
 from hyimg_cli.addresses import scheme_of, shown_place
 from hyimg_cli.cli import inputs
 from hyimg_cli.cli import options as o
+from hyimg_cli.cli.one_file import OneFile
 from hyimg_cli.cli.progress import Report, stoppable
 from hyimg_cli.cli.render import Style
 from hyimg_cli.cli.request import request_for
@@ -74,6 +75,8 @@ def _refuse(given: Mapping[str, Any], settings: Mapping[str, Setting]) -> None:
         why = "which part a job is in depends on all jobs"
     elif not given["resume"]:
         why = "finished jobs are skipped from one look to the next: remove --no-resume"
+    elif OneFile.named(given) is not None:
+        why = "several results may come, and -o names one file: name a folder"
     elif any(scheme_of(name) for name in given["inputs"]):
         why = "only files on this machine are followed"
     if why:

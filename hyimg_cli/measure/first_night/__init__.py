@@ -1,0 +1,1 @@
+"""The first night of a model: photographs edited twice, killed, resumed and compared."""
