@@ -102,7 +102,9 @@ def _describe_results(outcome: Outcome) -> str:
     # Includes only the job's share of the time in which jobs ran together.
     seconds = time_text(outcome.share_s.get("total", 0.0))
     if not (outcome.outputs or outcome.denoise_steps):
-        return f"{len(outcome.cot_token_ids or ())} tokens in {seconds}"
+        # A rewritten prompt has a number of tokens, not the tokens.
+        count = len(outcome.cot_token_ids or ()) or (outcome.written or {}).get("tokens", 0)
+        return f"{count} tokens in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
     is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
     status = outcome.kv_reuse.status if outcome.kv_reuse and not is_video else ""

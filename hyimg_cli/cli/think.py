@@ -50,8 +50,9 @@ def think(
     """Write the text of each job in a manifest, and draw nothing.
 
     The file is a manifest with one line per job. Edit its cot_text, then run it with generate;
-    unedited, it gives the same pixels as a run without this step. Run the same command again to
-    resume. Jobs that fail have no line, and the exit code is then 1.
+    unedited, it gives the same pixels as a run without this step. For FLUX.3, its prompt is what
+    was written. Run the same command again to resume. Jobs that fail have no line, and the exit
+    code is then 1.
     """
     render.log_to_stderr(verbose)
     style = render.style_of(ctx.params)

@@ -64,8 +64,11 @@ def offer(model: str, revision: str | None, config: RunConfig) -> Offer:
         small = fetching.small(listing, folder)
         makes = registry.makes(folder)
         licence = licences.licence_in(folder)
-        memory = _memory(folder, makes, config)
-        example = _example(model, revision, str(folder), makes)
+        if example := registry.helps(folder):
+            memory = Check("ok", "it makes nothing by itself")
+        else:
+            memory = _memory(folder, makes, config)
+            example = _example(model, revision, str(folder), makes)
     if licence == licences.UNKNOWN:
         licence = licences.licence_of_release(model)
     names = [*small, *(one for files in weights.values() for one in files)]

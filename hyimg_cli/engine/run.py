@@ -52,6 +52,7 @@ from hyimg_cli.spec.units import counted
 if TYPE_CHECKING:
     from hyimg_cli.engine.replicas.joining import SharedWork
     from hyimg_cli.engine.replicas.run import Replicas
+    from hyimg_cli.engine.rewriting import RewritingSession
     from hyimg_cli.engine.service import ServedSession
     from hyimg_cli.engine.session import Session
 
@@ -81,7 +82,7 @@ class RunEnded:
 
 ManifestEvent: TypeAlias = Event | Remark | RunPlanned | RunEnded
 OnEvent: TypeAlias = Callable[[ManifestEvent], object]
-AnySession: TypeAlias = "Session | Replicas | ServedSession"
+AnySession: TypeAlias = "Session | Replicas | ServedSession | RewritingSession"
 
 
 def _ignore(event: object) -> None:
@@ -263,9 +264,13 @@ class ManifestRun:
         with TextsFile(path, jobs) as file:
             left = file.begin(config, force=self.request.policy.force)
             to_write = list[Job]()
+            to_rewrite = set[str]()
             for job in left:
                 if isinstance(job, ImageJob) and job.writes_text:
                     to_write.append(job)
+                elif runner.rewrites(job, config):
+                    to_write.append(job)
+                    to_rewrite.add(job.custom_id)
                 else:
                     file.append_as_is(job)
             plan = make_plan(to_write, runner.cards(config.model.revision))
@@ -280,8 +285,16 @@ class ManifestRun:
             self._end(invalid)
             eta = Eta(plan, config)
             with self._plan_and_end_events(plan, eta):
-                if plan.jobs:
-                    self._work(plan, file, eta)
+                texts = plan.without(to_rewrite)
+                if texts.jobs:
+                    self._work(texts, file, eta)
+                if to_rewrite:
+                    if config.parallel.has_replicas:
+                        self._remark(["one process rewrites the prompts, without --replicas"])
+                    from hyimg_cli.engine.rewriting import RewritingSession
+
+                    others = {job.custom_id for job in texts.jobs}
+                    self._work(plan.without(others), file, eta, new_session=RewritingSession)
         return self._summary
 
     @contextmanager
@@ -313,10 +326,16 @@ class ManifestRun:
         self.request = replace(self.request, config=replace(config, failure=failure))
 
     def _work(
-        self, plan: Plan, folder: JobFolder, eta: Eta, joined: "SharedWork | None" = None
+        self,
+        plan: Plan,
+        folder: JobFolder,
+        eta: Eta,
+        joined: "SharedWork | None" = None,
+        new_session: Callable[[RunConfig], AnySession] | None = None,
     ) -> None:
         """Run a plan in a session that stops in order on a signal. `joined`: another run's work."""
-        session = self._session = (self._new_session or session_for)(self.request.config)
+        new_session = new_session or self._new_session or session_for
+        session = self._session = new_session(self.request.config)
         if joined is not None:
             cast("Replicas", session).join(joined)
         freeze_libraries()

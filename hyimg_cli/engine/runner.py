@@ -1,5 +1,6 @@
 """The request for a run, and its jobs; no model is loaded here."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +20,7 @@ from hyimg_cli.manifest.manifest import Manifest, failed_lines, in_line_order
 from hyimg_cli.manifest.output_names import name_files
 from hyimg_cli.manifest.resolve import resolve_jobs
 from hyimg_cli.manifest.unused_settings import without_effect
+from hyimg_cli.manifest.written import REWRITTEN
 from hyimg_cli.memory.refusals import refuse_settings
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.failures import failed_line
@@ -291,6 +293,20 @@ def cards(revision: str | None) -> Callable[[str], ModelCard]:
 def video_cards(revision: str | None) -> Callable[[str], VideoCard]:
     """Return a look-up of video models' cards that reads each checkpoint once."""
     return cache(lambda model: registry.video_card(model, revision))
+
+
+def rewrites(job: Job, config: RunConfig) -> bool:
+    """Return True for a job whose prompt its model's rewriter would write again.
+
+    Not for a prompt that it has written. Raises CheckpointError if the rewriter is not here.
+    """
+    revision = config.model.revision
+    if not (isinstance(job, ImageJob) and registry.model_card(job.model, revision).rewrites):
+        return False
+    if REWRITTEN in json.loads(job.extra_json):
+        return False
+    registry.find_rewriter(job.model, revision)
+    return True
 
 
 def replicas_of(plan: Plan, config: RunConfig) -> int:

@@ -18,7 +18,7 @@ from hyimg_cli.journal.journal_file import JournalFile, entry_of, lines_in, whol
 from hyimg_cli.journal.keys import job_keys
 from hyimg_cli.manifest.fields import AR_FIELDS
 from hyimg_cli.manifest.resolved import job_to_json, lines_beside
-from hyimg_cli.manifest.written import note
+from hyimg_cli.manifest.written import REWRITTEN, note
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.events import Outcome
 from hyimg_cli.spec.job import ImageJob, Job
@@ -72,7 +72,7 @@ class TextsFile(JobFolder):
         kept = self._read()
         keys = job_keys([self._jobs[name] for name in self._jobs if name in kept], config)
         # A line without a text has no key.
-        notes = {name: kept[name].get("written") for name in keys}
+        notes = {name: kept[name].get("written") or kept[name].get(REWRITTEN) for name in keys}
         others = [
             self._jobs[name]
             for name, written in notes.items()
@@ -133,6 +133,10 @@ class TextsFile(JobFolder):
     def _line_of(self, job: ImageJob, outcome: Outcome) -> dict[str, Any]:
         text, ids = outcome.cot_text, outcome.cot_token_ids
         assert text is not None, "the job wrote its text"
+        if not job.writes_text:  # its prompt was rewritten
+            (line,) = lines_beside([job], self.folder)
+            note = {"prompt": job.prompt, "key": outcome.key, **(outcome.written or {})}
+            return line | {"prompt": text, REWRITTEN: note}
         assert ids is not None, "and has its tokens"
         (line,) = lines_beside([replace(job, cot_token_ids=ids)], self.folder)
         line["cot_text"] = text

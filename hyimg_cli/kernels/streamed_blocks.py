@@ -39,7 +39,9 @@ class StreamedBlocks:
 
     def begin(self, number: int) -> None:
         """Make a block ready for its call, and start to copy the one that followed it last time."""
-        if self._last is not None:
+        if self._last is None:  # after a forward, the next one begins with this block, too
+            self._next[len(self.blocks) - 1] = number
+        else:
             self._next[self._last] = number
         self._last = number
         for other in [*self._here]:

@@ -21,6 +21,8 @@ from hyimg_cli.spec.units import listed, names_text
 
 STEM = "model"  # the name of the weights in transformers; diffusers uses diffusion_pytorch_model
 INDEX_FILE = f"{STEM}.safetensors.index.json"
+# Of a checkpoint whose parts have folders: diffusers' classic pipelines, and its modular ones.
+PARTS_INDEXES = ("model_index.json", "modular_model_index.json")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # Ends of names of tables of whole numbers.
 _OF_POSITIONS = ("position_ids", "num_batches_tracked", "position_index")
@@ -62,6 +64,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 def fault(name: str, what: str, where: Path | str = "", hint: str = "") -> CheckpointError:
     """Return the error of a file or folder, with the code `checkpoint.name`."""
     return CheckpointError(what, where=where, hint=hint, code=f"checkpoint.{name}")
+
+
+def parts_index(folder: Path) -> Path:
+    """Return the file in which a folder lists a checkpoint's parts; it may be missing."""
+    found = (folder / name for name in PARTS_INDEXES if (folder / name).exists())
+    return next(found, folder / PARTS_INDEXES[0])
 
 
 def weight_files(folder: Path, stem: str = STEM) -> tuple[Path, ...]:

@@ -18,6 +18,7 @@ from hyimg_cli.loading.checkpoint import (
     fault,
     file_metadata,
     file_tensors,
+    parts_index,
     readable,
     refuse_pointer,
 )
@@ -141,7 +142,7 @@ def _refuse_piece(file: SingleFile) -> None:
 def _folder_of(path: Path) -> Path:
     """Return the folder of the checkpoint that a file of a part belongs to."""
     part = path.absolute().parent
-    return part.parent if (part.parent / "model_index.json").is_file() else part
+    return part.parent if parts_index(part.parent).is_file() else part
 
 
 def _not_a_model(path: Path, what: str, hint: str) -> CheckpointError:

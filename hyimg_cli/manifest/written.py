@@ -23,6 +23,8 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.options import BOT_TASKS
 
+# Of a line whose prompt was rewritten: the given prompt, and the job's key.
+REWRITTEN = "x_rewritten"
 # Keys of a note, in addition to its tags.
 _LISTS = ("ending", "lengths", "withdrawn")
 

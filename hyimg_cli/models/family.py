@@ -23,6 +23,7 @@ from hyimg_cli.spec.job import ImageJob, Size, VideoJob
 
 if TYPE_CHECKING:
     from hyimg_cli.models.common.model import DecoderModel
+    from hyimg_cli.models.latent import Rewriter
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.parallel.ranks import RankPool
 
@@ -77,6 +78,16 @@ class ImageCheckpoint(Protocol):
         The last two with the K/V that are kept then. For a model that denoises latents.
         """
         return 0, 0, 0
+
+    def find_rewriter(self) -> None:
+        """Raise CheckpointError if the files of its prompt rewriter are not here.
+
+        For a model whose card `rewrites`.
+        """
+
+    def load_rewriter(self, choice: ModelChoice) -> "Rewriter":
+        """Load that rewriter. Raises CheckpointError, or MachineError for the device."""
+        raise AssertionError("only a card that rewrites is asked")
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Return hits and misses of cached texts and sequences, by kind."""
@@ -149,6 +160,8 @@ class Family:
     `reading` accept a second folder, with the checkpoint's text encoder and VAE. If it
     `takes_weights`, they accept a file, which replaces the weights of the folder's transformer.
 
+    `helps`: a command that uses its checkpoints, if they make nothing by themselves.
+
     `follows`: settings that this family follows and not every family of its kind does, or
     `name=value` for one value only. Settings that a family does not follow are refused.
     """
@@ -170,6 +183,7 @@ class Family:
     check_headers: Callable[..., object] | None = None
     reading: Callable[[Path], Reading | None] = lambda folder: None
     follows: frozenset[str] = frozenset()
+    helps: str = ""
 
     def is_one(self, folder: Path) -> bool:
         """Return True for a checkpoint of the family."""

@@ -10,8 +10,6 @@ from hyimg_cli.loading.single_file import SUFFIXES
 from hyimg_cli.models.family import Family
 from hyimg_cli.spec.units import names_text
 
-# Indexes of a checkpoint whose parts have folders.
-_INDEXES = ("model_index.json", "modular_model_index.json")
 FamilyOf = Callable[[Path], Family]
 
 
@@ -69,8 +67,8 @@ def fetch_small(listing: hub.Listing, to: Path | None = None) -> Path:
 
 def small(listing: hub.Listing, folder: Path) -> list[str]:
     """Return the small files that are read; those at the top are in `folder`."""
-    index = next((folder / one for one in _INDEXES if (folder / one).is_file()), None)
-    if index is not None:
+    index = checkpoint.parts_index(folder)
+    if index.is_file():
         found = checkpoint.read_json(index).items()
         parts = {name for name, one in found if isinstance(one, list)}
     else:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import Denoiser
 from hyimg_cli.models.common.packing import pack, unpack
+from hyimg_cli.spec.job import ImageJob
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_video.weights import LoadTarget
@@ -34,6 +35,30 @@ class PromptEmbedding:
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A rewritten prompt and its number of tokens; `is_cut`: it ended at the limit of them.
+
+    `notes`: on how its pictures were read.
+    """
+
+    text: str
+    tokens: int
+    notes: tuple[str, ...] = ()
+    is_cut: bool = False
+
+
+class Rewriter(Protocol):
+    """A loaded prompt rewriter. `parameters`: their number."""
+
+    device: str
+    dtype: str
+    parameters: int
+
+    def rewrite(self, job: ImageJob, digests: Sequence[str]) -> Rewritten:
+        """Return a job's prompt, rewritten; `digests`: of its sources as they are read."""
 
 
 class ConditionEncoder(Protocol[Item]):

@@ -28,6 +28,8 @@ RELEASED = {
     "krea/Krea-2": "krea-2-community-license",
     "black-forest-labs/FLUX.2": _FLUX,
     "black-forest-labs/FLUX.2-klein-4B": _APACHE,
+    "black-forest-labs/flux-3": "flux-kommunity-license-v1-0",
+    "black-forest-labs/flux-3-image-klein-pup": _APACHE,
     "meituan-longcat/LongCat-Image": _APACHE,
     "Tongyi-MAI/Z-Image": _APACHE,
 }

@@ -7,15 +7,21 @@ from typing import NoReturn
 
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.files import text_of
-from hyimg_cli.loading.checkpoint import fault, read_json, refuse_dead_link
+from hyimg_cli.loading.checkpoint import (
+    PARTS_INDEXES,
+    fault,
+    parts_index,
+    read_json,
+    refuse_dead_link,
+)
 from hyimg_cli.loading.single_file import SUFFIXES, read_single_file
 from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.models.architectures import architecture_of
 from hyimg_cli.spec.units import names_text
 
-_INDEX = "model_index.json"
+_INDEX = PARTS_INDEXES[0]
 # Files that mark a checkpoint's own folder.
-_MARKS = (_INDEX, "config.json", "llm_config.json")
+_MARKS = (*PARTS_INDEXES, "config.json", "llm_config.json")
 # Folders in which other programs keep single files.
 _OF_FILES = frozenset(
     {"diffusion_models", "unet", "checkpoints", "loras", "vae", "text_encoders", "clip"}
@@ -59,7 +65,7 @@ def snapshot_of(folder: Path) -> Path | None:
 def refuse_nearby(folder: Path) -> None:
     """Raise CheckpointError for a folder that is not a checkpoint, but has or belongs to one."""
     parent = folder.absolute().parent
-    if not (folder / _INDEX).is_file() and folder.absolute().name in _parts_of(parent):
+    if not parts_index(folder).is_file() and folder.absolute().name in _parts_of(parent):
         name = folder.absolute().name
         what = f"this is the part {name} of the checkpoint in {parent}"
         raise fault("missing", what, folder, f"give {parent}")
@@ -69,7 +75,7 @@ def refuse_nearby(folder: Path) -> None:
     inside = sorted(one for one in folder.glob("snapshots/*") if one.is_dir())
     own = sorted(one for one in folder.iterdir() if one.is_dir())
     # A published LingBot-World has its transformer next to such a folder.
-    inside += own if all((one / _INDEX).is_file() for one in own) else []
+    inside += own if all(parts_index(one).is_file() for one in own) else []
     if folder.absolute().name == "snapshots":
         inside = inside or sorted(one for one in folder.iterdir() if one.is_dir())
     if inside:
@@ -85,7 +91,7 @@ def refuse_nearby(folder: Path) -> None:
 
 def _refuse_part(folder: Path) -> None:
     """Raise CheckpointError for one part of a checkpoint, without the others."""
-    if (folder / _INDEX).exists() or not (folder / "config.json").is_file():
+    if parts_index(folder).exists() or not (folder / "config.json").is_file():
         return
     name = str(read_json(folder / "config.json").get("_class_name", ""))
     if _PART.match(name):
@@ -141,7 +147,7 @@ def _parts_of(folder: Path) -> set[str]:
     Its transformer is a checkpoint by itself.
     """
     try:
-        index = read_json(folder / _INDEX)
+        index = read_json(parts_index(folder))
     except CheckpointError:
         return set()
     if str(index.get("_class_name")).startswith("LingBot"):

@@ -39,12 +39,16 @@ from hyimg_cli.spec.units import names_text
 if TYPE_CHECKING:
     from hyimg_cli.models.common.model import DecoderModel
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
+    from hyimg_cli.models.latent import Rewriter
     from hyimg_cli.models.latent_video import LatentVideoModel
     from hyimg_cli.parallel.ranks import RankPool
 
 # In the order in which they are asked. A folder of no family counts as the last family of its kind,
 # whose error names what is missing.
-_BUILT_IN = ("bagel", "lingbot_world", "diffusers_image", "hunyuan_image3", "diffusers_video")
+_BUILT_IN = (
+    *("bagel", "lingbot_world", "diffusers_image", "diffusers_image.rewriter", "hunyuan_image3"),
+    "diffusers_video",
+)
 _REGISTERED: list[Family] = []
 # Errors of a checkpoint of which only small files were downloaded so far, without weights.
 NOT_FETCHED = ("checkpoint.no-weights", "checkpoint.missing-shard")
@@ -341,6 +345,21 @@ def load(
     refuse_unfollowed(choice)
     known = sequences(choice.model, choice.revision)
     return known.load(choice, is_batch_invariant=is_batch_invariant, pool=pool)
+
+
+def find_rewriter(model: str, revision: str | None = None) -> None:
+    """Raise CheckpointError if a model's card `rewrites` and its rewriter is not here."""
+    sequences(model, revision).find_rewriter()
+
+
+def load_rewriter(choice: ModelChoice) -> "Rewriter":
+    """Load the prompt rewriter of a model whose card `rewrites`. Imports torch."""
+    return sequences(choice.model, choice.revision).load_rewriter(choice)
+
+
+def helps(folder: Path) -> str:
+    """Return a command that uses a checkpoint which makes nothing by itself; else empty."""
+    return _family(folder).helps
 
 
 def load_editor(choice: ModelChoice) -> "LatentImageModel":

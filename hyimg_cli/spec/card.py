@@ -195,7 +195,8 @@ class ModelCard:
     edits have no other area. `keeps_small`: sources that are smaller than the model's square are
     not enlarged. `fits_kept`: a kept source is brought to the size of its edit. `inpaints`: it can
     draw in a region only. `edit_shape`: of an edit without a size: what the model chooses (then it
-    reads `infer_align_image_size`), its `source`'s, or a `square`.
+    reads `infer_align_image_size`), its `source`'s, or a `square`. `rewrites`: it has a prompt
+    rewriter, a language model of its own.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
@@ -246,6 +247,7 @@ class ModelCard:
     fits_kept: bool = False
     inpaints: bool = False
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
+    rewrites: bool = False
     reasons: Mapping[str, str] = field(
         default_factory=lambda: {"negative_prompt": GUIDES_AWAY}, hash=False
     )

@@ -10,6 +10,7 @@ job's time (`transformer`), and with text encoders in proportion to them, too (`
 
 import argparse
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from diffusers import (
     AutoencoderKLQwenImage21,
     FlowMatchEulerDiscreteScheduler,
     Flux2Transformer2DModel,
+    Flux3Transformer2DModel,
     FluxTransformer2DModel,
     Krea2Transformer2DModel,
     LongCatImageTransformer2DModel,
@@ -47,6 +49,8 @@ from transformers import (
     Qwen2VLImageProcessor,
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
@@ -76,6 +80,8 @@ PIPELINES = {
     "klein-base": "Flux2KleinPipeline",
     "klein-kv": "Flux2KleinKVPipeline",
     "flux2-dev": "Flux2Pipeline",
+    "flux3": "Flux3DistilledModularPipeline",
+    "flux3-base": "Flux3ModularPipeline",
     "qwen-image-2.1": "QwenImage21Pipeline",
     "qwen-image-2.1-turbo": "QwenImage21Pipeline",
     "z-image": "ZImagePipeline",
@@ -100,6 +106,14 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# The content of a message is a list of texts and pictures.
+PARTS_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 WIDE = ("klein", "klein-base", "qwen-image-edit-plus")
 WIDTH = 16
 
@@ -108,15 +122,30 @@ def write(folder: Path, kind: str, **others: Any) -> Path:
     """Write one checkpoint of a kind in PIPELINES; `others` replace its own parts."""
     torch.manual_seed(0)
     makers = {"qwen": _qwen, "klein": _klein, "z": _z_image, "kontext": _flux, "flux": _flux}
-    makers |= {"longcat": _longcat, "flux2": _flux2, "krea2": _krea2}
+    makers |= {"longcat": _longcat, "flux2": _flux2, "flux3": _flux3, "krea2": _krea2}
     make = makers[kind.split("-")[0]]
     make = _qwen21 if "2.1" in kind else make
-    getattr(diffusers, PIPELINES[kind])(**make(kind) | others).save_pretrained(folder)
+    pipeline, parts = getattr(diffusers, PIPELINES[kind]), make(kind) | others
+    if issubclass(pipeline, diffusers.ModularPipeline):
+        _save_modular(pipeline(), parts, folder)
+    else:
+        pipeline(**parts).save_pretrained(folder)
     card: dict[str, Any] = {"name": f"tiny-{kind}", "trained": False}
     if kind != "qwen-image-layered":  # the library draws layers in two areas only
         card["base_size"] = 96
     (folder / "card.json").write_text(json.dumps(card) + "\n")
     return folder
+
+
+def _save_modular(pipeline: Any, parts: dict[str, Any], folder: Path) -> None:
+    pipeline.update_components(**parts)
+    pipeline.save_pretrained(str(folder), overwrite_modular_index=True)
+    # Its parts are in this folder, wherever that is.
+    path = folder / "modular_model_index.json"
+    index = json.loads(path.read_text())
+    for name in parts:
+        index[name][2]["pretrained_model_name_or_path"] = None
+    path.write_text(json.dumps(index, indent=2) + "\n")
 
 
 def wide_parts(kind: str, *, with_encoder: bool) -> dict[str, Any]:
@@ -308,6 +337,92 @@ def _flux2(kind: str) -> dict[str, Any]:
         ),
         "transformer": _flux2_transformer(width, has_guidance=True),
     }
+
+
+def _flux3(kind: str) -> dict[str, Any]:
+    """FLUX.3 has klein's VAE; its blocks make the scheduler."""
+    qwen, tokenizer = _qwen21("qwen-image-2.1"), _tokenizer()
+    processor = qwen["processor"]
+    processor.chat_template = CHAT_TEMPLATE  # the content of a message is a text
+    config = _qwen3_vl_config(tokenizer, layers=33)  # every fourth layer is read
+    return {
+        "tokenizer": processor,
+        "text_encoder": Qwen3VLForConditionalGeneration(config),
+        "vae": _klein("klein")["vae"],
+        "transformer": Flux3Transformer2DModel(
+            in_channels=16,
+            cond_in_channels=16,
+            num_layers=1,
+            num_single_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=8 * WIDTH,
+            timestep_channels=16,
+            axes_dims_rope=(4, 4, 4, 4),
+            flow_map=kind == "flux3",
+        ),
+    }
+
+
+def write_rewriter(folder: Path) -> Path:
+    """Write a tiny prompt rewriter of FLUX.3; its texts are noise, and end after some words."""
+    torch.manual_seed(0)
+    processor = _qwen21("qwen-image-2.1")["processor"]
+    processor.chat_template = PARTS_TEMPLATE
+    tokenizer = processor.tokenizer
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 1.0}
+    rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    of_texts = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": len(tokenizer),
+        "rope_parameters": rope,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        # A network whose layers add little repeats itself.
+        "initializer_range": 0.5,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    of_pictures = {
+        "depth": 2,
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_heads": 2,
+        "out_hidden_size": WIDTH,
+        "num_position_embeddings": 64,
+    }
+    config = Qwen3_5Config(
+        text_config=of_texts,
+        vision_config=of_pictures,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    network = Qwen3_5ForConditionalGeneration(config)
+    letters = tokenizer.convert_tokens_to_ids(list(string.ascii_lowercase + "\u0120"))
+    with torch.no_grad():
+        own = network.lm_head.weight[letters].clone()
+        network.lm_head.weight.zero_()
+        network.lm_head.weight[letters] = own
+        # The request counts, far from the end as it is.
+        mixer = network.model.language_model.layers[0].linear_attn
+        mixer.A_log.fill_(-5.0)
+        mixer.out_proj.weight *= 20
+    # A text ends at the first one of every third letter.
+    network.generation_config.eos_token_id = letters[::3]
+    network.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
 
 
 def _flux2_transformer(width: int, *, has_guidance: bool) -> Flux2Transformer2DModel:

@@ -1,6 +1,7 @@
 """`hyimg pull` against a hub on loopback: what comes, what is refused, and where it goes on."""
 
 import io
+import json
 import os
 import resource
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_editors
 from conftest import REPOSITORY, thorough_but
 from every_checkpoint import FOLDERS, WRITERS
 from hub_server import COMMIT, Hub, served
@@ -20,6 +22,7 @@ from huggingface_hub import constants
 from model_files import gguf
 
 from hyimg_cli.loading import hub as hub_room
+from hyimg_cli.loading.checkpoint import parts_index
 from hyimg_cli.models import fetching, registry
 
 TINY, WEIGHTS = FOLDERS["tiny-image"], "model.safetensors"
@@ -74,6 +77,23 @@ def test_it_shows_what_will_come_fetches_it_and_ends_with_the_command_to_run(
         assert registry.resolve_model(MODEL) == weights_in(tmp_path).parent
 
 
+def test_a_prompt_rewriter_comes_and_is_found(hub: Hub, run_cli: Run, tmp_path: Path) -> None:
+    """It draws nothing, so the command to run is another; and it is no model for --model."""
+    hub.models["acme/pup"] = tiny_editors.write_rewriter(tmp_path / "source")
+    ran = run_cli("pull", "acme/pup", "--yes")
+    assert ran.code == 0, ran.err
+    assert ran.out.splitlines()[-1].startswith("run: hyimg think ")
+    model = tiny_editors.write(tmp_path / "flux3", "flux3")
+    index = json.loads((model / "modular_model_index.json").read_text())
+    index["prompt_upsampler"][2]["pretrained_model_name_or_path"] = "acme/pup"
+    (model / "modular_model_index.json").write_text(json.dumps(index))
+    registry.find_rewriter(str(model))
+    (tmp_path / "prompts.txt").write_text("a red circle\n")
+    ran = run_cli("check", "prompts.txt", "--model", "acme/pup")
+    assert ran.code == 3
+    assert "this is a language model, Qwen3.5" in ran.err
+
+
 def test_as_json_it_says_the_same(hub: Hub, run_cli: Run) -> None:
     ran = run_cli("pull", MODEL, "--dry-run", "--json")
     (found,) = ran.json_lines
@@ -98,7 +118,7 @@ def test_of_every_family_only_what_is_read_comes(hub: Hub, tmp_path: Path, kind:
         before = f"{part}/" if part else ""
         decoys |= {f"{before}pytorch_model.bin", f"{before}model.fp16.safetensors"}
         decoys |= {f"{before}model.safetensors.index.fp16.json"}
-    if (source / "model_index.json").is_file():
+    if parts_index(source).is_file():
         decoys |= {"extra/config.json"}
     for name in decoys - own:
         (source / name).parent.mkdir(exist_ok=True)

@@ -35,10 +35,10 @@ WORLD = FILM | {
 READY = ("tiny-image", "tiny-video", "lingbot")
 # A kind of each way to step; the others differ from one of them in numbers.
 QUICK = {*READY, "bagel", "wan22", "klein", "klein-kv", "kontext", "qwen-image", "z-image"}
-QUICK |= {"qwen-image-2.1", "longcat", "flux2-dev", "krea2", "qwen-image-layered"}
+QUICK |= {"qwen-image-2.1", "longcat", "flux2-dev", "flux3", "krea2", "qwen-image-layered"}
 EVERY = {*QUICK, *tiny_editors.PIPELINES}
 TAKE_SOURCES = {"klein", "klein-base", "klein-kv", "kontext", "qwen-image-2.1"}
-TAKE_SOURCES |= {"flux2-dev", "qwen-image-layered"}
+TAKE_SOURCES |= {"flux2-dev", "flux3", "flux3-base", "qwen-image-layered"}
 # Their sizes are the library's, in the source's shape.
 OWN_SIZES = {"longcat-edit", "qwen-image-layered"}
 # On a CPU, its texts are filled up.

@@ -11,6 +11,8 @@ import tiny_editors
 import torch
 import transformers
 
+from hyimg_cli.loading.checkpoint import parts_index
+
 _FILE = Path(__file__).parents[1] / "models" / "diffusers_image" / "released.json"
 FACTS = json.loads(_FILE.read_text())
 CHECKPOINTS: dict[str, list[str]] = FACTS["checkpoints"]
@@ -24,6 +26,8 @@ TINY = {
     "Flux2KleinPipeline": "klein",
     "Flux2KleinKVPipeline": "klein-kv",
     "Flux2Pipeline": "flux2-dev",
+    "Flux3DistilledModularPipeline": "flux3",
+    "Flux3ModularPipeline": "flux3-base",
     "FluxKontextPipeline": "kontext",
     "FluxPipeline": "flux-dev",
     "Krea2Pipeline": "krea2-turbo",
@@ -88,15 +92,16 @@ def write_released(folder: Path, model: str) -> Path:
     (folder / "card.json").unlink()
     names = {"transformer": transformer, "vae": vae}
     names |= dict(zip(("text_encoder", "text_encoder_2"), encoders, strict=False))
-    index = json.loads((folder / "model_index.json").read_text())
+    path = parts_index(folder)
+    index = json.loads(path.read_text())
     for part, name in names.items():
         own = json.loads((folder / part / "config.json").read_text())
         shutil.rmtree(folder / part)
         index[part] = write_network(folder / part, name)
-        path = folder / part / "config.json"
-        config = json.loads(path.read_text())
+        file = folder / part / "config.json"
+        config = json.loads(file.read_text())
         # Pictures are at the tokens of that tokenizer.
         config |= {key: own[key] for key in own if key.endswith("_token_id") and key in config}
-        path.write_text(json.dumps(config))
-    (folder / "model_index.json").write_text(json.dumps(index))
+        file.write_text(json.dumps(config))
+    path.write_text(json.dumps(index))
     return folder

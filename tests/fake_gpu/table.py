@@ -26,6 +26,7 @@ _MOMENTS = {"encode prompts": "text", "decode": "decode"}
 _MOST_SENT = 1_000_000
 # Their steps run a second forward, for the negative prompt; blocks come once for each.
 _GUIDED = ("HunyuanVideo", "Qwen/Qwen-Image", "Wan", "meituan-longcat/LongCat-Image")
+_GUIDED += ("black-forest-labs/flux-3-image-klein-base",)
 # The first step of a job sends what is constant in it, and names and makes its prefixes.
 _FIRST = "step 1"
 

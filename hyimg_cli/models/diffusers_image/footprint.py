@@ -12,6 +12,7 @@ _TOKEN_WIDTHS = {
     "QwenImageTransformer2DModel": 16,
     "ZImageTransformer2DModel": 16,
     "FluxTransformer2DModel": 19,
+    "Flux3Transformer2DModel": 28,
     "LongCatImageTransformer2DModel": 20,
 }
 _MOST_TOKEN_WIDTHS = 23

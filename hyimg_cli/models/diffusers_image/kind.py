@@ -3,9 +3,13 @@
 import itertools
 import math
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyimg_cli.errors import SourceImageError
+from hyimg_cli.media.images import view_size
+from hyimg_cli.models.diffusers_image.canvas import Canvas, canvas_of
 from hyimg_cli.models.diffusers_video.fitting import Rule
 from hyimg_cli.spec.card import GUIDES_AWAY, ModelCard
 from hyimg_cli.spec.job import ImageJob, Size
@@ -85,10 +89,16 @@ class LibraryPipeline:
     of_texts: Set[str] = frozenset()
     # Values of the index that its blocks have built in: a checkpoint with others is refused.
     built_in: Mapping[str, Any] = field(default_factory=dict)
+    # Parts that its blocks make without files, with their configurations; values that its
+    # transformer's configuration must have.
+    built_in_parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    of_transformer: Mapping[str, Any] = field(default_factory=dict)
     # Layers of the text encoder that the blocks read, from the first one; 0: all.
     text_layers: int = 0
     # Activations of a text with the pictures that its encoder sees, in 16 bits, as traced.
     text_bytes: int = 280_000_000
+    # The same of one row of a text, if it may have very many; 0: `text_bytes` counts.
+    text_row_bytes: int = 0
     # A mask for inpainting is interpolated to one value for each row of the latents.
     smooths_masks: bool = False
     # The text encoder sees the source pictures.
@@ -97,8 +107,14 @@ class LibraryPipeline:
     scales_pictures: bool = True
     # It reads the alpha of a source.
     reads_alpha: bool = False
+    # An edit of one source without a size has its source's size: see `canvas`.
+    keeps_whole: bool = False
+    # Its authors want every prompt rewritten by a language model: see `rewriter`.
+    rewrites: bool = False
     # Rows that depend on neither step nor noise: a name of `prefix.PREFIXES`.
     prefix: str = ""
+    # How rows are counted, if not by the prefix: a name of `rows.COUNTS`.
+    rows: str = ""
 
     @property
     def joins_branches(self) -> bool:
@@ -118,6 +134,16 @@ class LibraryPipeline:
         }
         unread = {name for name, is_so in is_read.items() if not is_so}
         return OF_STEPS.union(is_read) - unread
+
+    def canvas(self, job: ImageJob) -> Canvas | None:
+        """Return on what an edit in its source's size is drawn; None for other jobs.
+
+        Also None for a source that cannot be read, or not yet.
+        """
+        if self.keeps_whole and len(job.views) == 1 and job.size.is_auto:
+            with suppress(SourceImageError):
+                return canvas_of(view_size(job.views[0]))
+        return None
 
     def is_guided(self, job: ImageJob) -> bool:
         """Return True if the job's steps evaluate a second branch."""

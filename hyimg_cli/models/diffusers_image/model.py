@@ -64,6 +64,8 @@ from hyimg_cli.spec.job import ImageJob, Size, View
 
 _EMBEDS = frozenset({"prompt_embeds", "negative_prompt_embeds"})
 _SIDES = ("height", "width")
+# What blocks call the latents of sources.
+_SOURCE_LATENTS = ("image_latents", "image_cond_latents")
 
 
 class BlockEncoder(CheckpointEncoder):
@@ -129,7 +131,8 @@ class BlockEncoder(CheckpointEncoder):
                 )
                 where = name.removesuffix("_embeds")
                 raise JobError(what, where=where, hint="shorten it", code="job.too-long")
-        return PromptEmbedding(self.key(condition), made, (*notes, *self.cuts))
+        # A text that is read twice is cut twice.
+        return PromptEmbedding(self.key(condition), made, (*notes, *dict.fromkeys(self.cuts)))
 
     def _drop_networks(self) -> bool:
         own = [name for name in self.layout.components if name.startswith("text_encoder")]
@@ -269,7 +272,7 @@ class BlockDenoiser(LatentDenoiser):
             for one, made in embeddings.items()
             if one.text is None and one.images == kept
             for name, tensor in made.tensors.items()
-            if name.partition(".")[0] == "image_latents"
+            if name.partition(".")[0] in _SOURCE_LATENTS
         )
         values: Any = self._state.values
         drawn = Size(*(int(values[side]) for side in _SIDES))
@@ -344,7 +347,10 @@ class LatentImageModel(LatentModel):
         if not torch.isfinite(latents).all():
             raise OutputError("the latents are not finite", code="output-image.not-finite")
         blocks = self.stage("decode", has_images=bool(job.images))
-        state = self.run(blocks, PipelineState({"latents": latents, "output_type": "pil"}))
+        given: dict[str, Any] = {"latents": latents, "output_type": "pil"}
+        if canvas := self.kind.canvas(job):
+            given["reference_crop"] = [canvas.box]
+        state = self.run(blocks, PipelineState(given))
         pictures: Any = state.get("images")
         drawn = pictures[0] if self.kind.layers else pictures[:1]
         return [np.asarray(one) for one in drawn]

@@ -2,7 +2,7 @@
 
 Z-Image's computes both guidance branches in one forward, as diffusers' classic pipeline does.
 FLUX.2's read nothing from the GPU, and FLUX.2-dev's text has its authors' system message.
-Krea 2's texts are not filled up.
+Krea 2's texts are not filled up. FLUX.3's sources are encoded one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,18 @@ from diffusers.models.transformers.transformer_z_image import (
     ZSingleStreamAttnProcessor,
 )
 from diffusers.modular_pipelines.flux2.decoders import Flux2UnpackLatentsStep
+from diffusers.modular_pipelines.flux3.encoders import (
+    Flux3DistilledTextEncoderStep,
+    Flux3ProcessImagesInputStep,
+    Flux3TextEncoderStep,
+    Flux3VaeEncoderStep,
+)
 from diffusers.modular_pipelines.krea2.before_denoise import Krea2TextInputsStep
 from diffusers.modular_pipelines.krea2.denoise import (
     Krea2LoopDenoiser,
     Krea2TurboLoopDenoiser,
 )
+from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
 from diffusers.modular_pipelines.z_image.denoise import ZImageLoopDenoiser
 from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
 from torch import Tensor
@@ -179,6 +186,57 @@ class BranchesOfOwnLengths(Krea2Step, Krea2LoopDenoiser):
         return components, block_state
 
 
+class SourceAlone(Flux3ProcessImagesInputStep):
+    """Bring one of FLUX.3's sources to whole rows, as an input says; the library counts them."""
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [*super().inputs, InputParam("resize_mode")]
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        mode, processor = state.get("resize_mode"), components.image_processor
+        made, _ = processor.preprocess(state.get("image"), resize_mode=mode)
+        state.set("condition_images", [made])
+        return components, state
+
+
+class LatentsAlone(Flux3VaeEncoderStep):
+    """Encode a source, and drop its pixels, which nothing reads."""
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        components, state = super().__call__(components, state)
+        state.set("condition_images", None)
+        return components, state
+
+
+class OneText:
+    """FLUX.3 takes a text alone, not a list of one."""
+
+    @torch.no_grad()
+    def __call__(self, components: Any, state: Any) -> Any:
+        text: Any = state.get("prompt")
+        state.set("prompt", "".join(text))
+        return super().__call__(components, state)  # type: ignore[misc]
+
+
+class TextWithNegative(OneText, Flux3TextEncoderStep):
+    pass
+
+
+class TextAlone(OneText, Flux3DistilledTextEncoderStep):
+    pass
+
+
+def _encode_sources_alone(blocks: Blocks) -> None:
+    is_distilled = isinstance(blocks["text_encoder"], Flux3DistilledTextEncoderStep)
+    blocks["text_encoder"] = TextAlone() if is_distilled else TextWithNegative()
+    for name, own in (("preprocess", SourceAlone), ("encode", LatentsAlone)):
+        if f"vae_encoder.{name}" in blocks:
+            blocks[f"vae_encoder.{name}"] = own()
+
+
 def _leave_out_padding(blocks: Blocks) -> None:
     blocks["denoise.input"] = TextsWithoutPadding()
     steps = blocks["denoise.denoise"].sub_blocks
@@ -215,4 +273,5 @@ OWN_BLOCKS: dict[str, Callable[[Blocks], None]] = {
     "texts alone": _leave_out_pictures,
     "system message": _read_as_classic,
     "texts without padding": _leave_out_padding,
+    "sources alone": _encode_sources_alone,
 }

@@ -30,6 +30,12 @@ FLUX2: dict[str, Set[str]] = KLEIN | {
     "tokenizer": {"PixtralProcessor"},
     "text_encoder": {"Mistral3ForConditionalGeneration"},
 }
+FLUX3: dict[str, Set[str]] = {
+    "transformer": {"Flux3Transformer2DModel"},
+    "vae": {"AutoencoderKLFlux2"},
+    "text_encoder": {"Qwen3VLForConditionalGeneration"},
+    "tokenizer": {"Qwen3VLProcessor"},
+}
 KREA2: dict[str, Set[str]] = QWEN | {
     "transformer": {"Krea2Transformer2DModel"},
     "text_encoder": {"Qwen3VLModel"},
@@ -66,6 +72,11 @@ FITS_QWEN21: tuple[Rule, ...] = (
 FITS_FLUX2: tuple[Rule, ...] = (
     (("transformer", "joint_attention_dim"), 3, TEXT_WIDTH),
     (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
+)
+FITS_FLUX3: tuple[Rule, ...] = (
+    (("transformer", "joint_attention_dim"), 8, TEXT_WIDTH),
+    (("transformer", "in_channels"), 4, ("vae", "latent_channels")),
+    (("transformer", "cond_in_channels"), 4, ("vae", "latent_channels")),
 )
 FITS_Z_IMAGE: tuple[Rule, ...] = (
     (("transformer", "cap_feat_dim"), 1, TEXT_WIDTH),

@@ -3,6 +3,7 @@
 No torch. A pipeline that is not in the table is refused by name.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from hyimg_cli.errors import JobError, SourceImageError, require
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.loading.checkpoint import file_digest
 from hyimg_cli.manifest.cost import JobTokens
+from hyimg_cli.manifest.written import REWRITTEN
 from hyimg_cli.media.images import view_size
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.advice import few_steps_advice, square_advice
@@ -33,13 +35,20 @@ from hyimg_cli.models.diffusers_image.kind import (
     LibraryPipeline,
     size_by_source,
 )
-from hyimg_cli.models.diffusers_image.rows import COUNTS, CountRows, PrefixRows, count_layers
+from hyimg_cli.models.diffusers_image.rewriter.record import find_rewriter, refuse_wrong_rewriter
+from hyimg_cli.models.diffusers_image.rows import (
+    COUNTS,
+    CountRows,
+    PrefixRows,
+    count_layers,
+    text_rows,
+)
 from hyimg_cli.models.diffusers_image.table import KINDS, kind_of, licence_of
 from hyimg_cli.models.diffusers_video.fitting import picture_positions, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import FAMILIES as VIDEO_PIPELINES
 from hyimg_cli.models.diffusers_video.layout import (
-    INDEX,
     CheckpointLayout,
+    Component,
     component_of,
     is_in_layout,
     refuse_quantized,
@@ -57,6 +66,7 @@ from hyimg_cli.spec.work import picture_work
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import LatentImageModel
+    from hyimg_cli.models.diffusers_image.rewriter.model import PromptRewriter
 
 # Height and width of the ratios of Qwen-Image's page, about a million pixels each.
 _SIDES = (
@@ -73,6 +83,10 @@ _TOKENS_FILES = ("tokenizer.json", "tokenizer_config.json")
 _REFERENCE_PIXELS = 1024**2
 # The flow shift that leaves the shift to the scheduler's rule by the picture's size.
 _BY_SIZE = 1.0
+
+_NOT_REWRITTEN = (
+    "{}'s authors advise against prompts as people write them: hyimg think rewrites them first"
+)
 
 # Stages of the library's blocks before denoising.
 OF_TEXTS, OF_PICTURES = "text_encoder", "vae_encoder"
@@ -98,7 +112,7 @@ def pipeline_name(folder: Path) -> str:
     """Return the pipeline that a checkpoint's index names, or an empty string."""
     if not is_in_layout(folder):
         return ""
-    return Config.read(folder / INDEX).text("_class_name", "")
+    return Config.read(checkpoint.parts_index(folder)).text("_class_name", "")
 
 
 def read_layout(folder: Path, weights: Path | None = None) -> CheckpointLayout:
@@ -106,9 +120,9 @@ def read_layout(folder: Path, weights: Path | None = None) -> CheckpointLayout:
 
     Raises CheckpointError for an unknown pipeline, and for a file of another network.
     """
-    name, index = pipeline_name(folder), Config.read(folder / INDEX)
+    name, index = pipeline_name(folder), Config.read(checkpoint.parts_index(folder))
     if name not in KINDS:
-        what = f"{INDEX} names the pipeline {name!r}"
+        what = f"{Path(index.where).name} names the pipeline {name!r}"
         is_other = name.startswith("StableDiffusion")  # SD 1.5, SDXL
         hint = OTHER_TOOLS if is_other else f"supported are {', '.join(KINDS)}"
         raise checkpoint.fault("family", what, folder, hint)
@@ -116,6 +130,10 @@ def read_layout(folder: Path, weights: Path | None = None) -> CheckpointLayout:
         part: component_of(folder, part, index.values.get(part), classes)
         for part, classes in KINDS[name].parts.items()
     }
+    for part, values in KINDS[name].built_in_parts.items():
+        components[part] = Component(
+            folder / part, "diffusers", values["_class_name"], None, values
+        )
     if weights is not None:
         own = components[TRANSFORMER]
         components[TRANSFORMER] = replace(own, weights=fitting_file(weights, own))
@@ -178,6 +196,8 @@ class EditorFolder(ImageCheckpoint):
         if self.card.licence == UNKNOWN and self.card.made_as:
             said, is_free = f"the licence of {self.card.name} is not known: read its page", False
         how = (self.card.made_as,) if self.card.made_as else ()
+        if self.kind.rewrites and REWRITTEN not in json.loads(job.extra_json):
+            how += (_NOT_REWRITTEN.format(self.card.name),)
         return (*(() if is_free else (said,)), *how, *long, *self.notes(job))
 
     def _find_long(self, job: ImageJob) -> Iterator[tuple[str, str, int, int]]:
@@ -270,7 +290,8 @@ class EditorFolder(ImageCheckpoint):
 
     @cached_property
     def _rows(self) -> CountRows:
-        return COUNTS[self.kind.prefix](self.layout.folder, self.card)
+        name = self.kind.rows or self.kind.prefix
+        return COUNTS[name](self.layout.folder, self.card)
 
     def encodings(self, job: ImageJob, digests: Sequence[str]) -> list[tuple[str, Any]]:
         """Return what the job's denoising reads, in order, each with its kind in the disk cache.
@@ -314,21 +335,31 @@ class EditorFolder(ImageCheckpoint):
         )
 
     def activations(self, job: ImageJob, config: RunConfig) -> tuple[int, int, int]:
-        """Sources count as squares of the model's base size."""
+        """Sources count as squares of the model's base size, unless an edit has its source's."""
         base, choice = self.card.base_size, config.model
         sizes = [Size(base, base)] * len(job.images)
+        pixels = picture_work(job.parts[0], self.card).pixels
+        if canvas := self.kind.canvas(job):
+            sizes, pixels = [canvas.size], canvas.size.height * canvas.size.width
         tokens = self.count(job, sizes, 0)
         rows = max(tokens.step_rows, tokens.positive)
         if self.kind.joins_branches and self.kind.is_guided(job):
             rows *= 2
         if self.kind.prefix:  # in the step that makes its K/V, attention copies its rows
             rows = rows * 7 // 5
-        pixels, pictures = picture_work(job.parts[0], self.card).pixels, job.layers or 1
+        pictures = job.layers or 1
         is_tiled = bool(choice.vae_use_tiling)
         step, decode = activations(self.layout, rows, pixels, pictures, is_tiled=is_tiled)
         a_step, later = self._prefix_rows(job, sizes, config)
         per_row = self.card.kv_bytes_per_token
-        return self.kind.text_bytes, step + a_step * per_row, decode + later * per_row
+        return self._text_bytes(job), step + a_step * per_row, decode + later * per_row
+
+    def _text_bytes(self, job: ImageJob) -> int:
+        """Return the activations of the job's longest text, in 16 bits."""
+        if not self.kind.text_row_bytes:
+            return self.kind.text_bytes
+        texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
+        return self.kind.text_row_bytes * max(map(text_rows(self.layout.folder), texts))
 
     def _prefix_rows(
         self, job: ImageJob, sizes: Sequence[Size], config: RunConfig
@@ -347,6 +378,18 @@ class EditorFolder(ImageCheckpoint):
         if not config.reuse.kv_reuse or kept * self.card.kv_bytes_per_token > most:
             return sum(one.prefix for one in branches), 0
         return kept + sum(one.prefix for one in branches if one.pictures and one.text), kept
+
+    def find_rewriter(self) -> None:
+        if self.kind.rewrites:
+            find_rewriter(self.layout)
+
+    def load_rewriter(self, choice: ModelChoice) -> "PromptRewriter":
+        require("diffusers")
+        from hyimg_cli.models.diffusers_image.rewriter.model import PromptRewriter
+
+        files = find_rewriter(self.layout)
+        refuse_wrong_rewriter(files)
+        return PromptRewriter(files, choice)
 
     def load(self, choice: ModelChoice, **_: object) -> "LatentImageModel":  # type: ignore[override]
         require("diffusers")
@@ -378,6 +421,10 @@ def _refuse_unsupported(layout: CheckpointLayout, kind: LibraryPipeline) -> None
         found = layout.index.values.get(name, expected)
         if found != expected:
             raise layout.index.fault(name, found, f"{expected}, as in diffusers' blocks")
+    transformer = layout.components[TRANSFORMER]
+    for name, expected in kind.of_transformer.items():
+        if (found := transformer.config().values.get(name, False)) != expected:
+            raise transformer.config().fault(name, found, f"{expected}, as {layout.family} needs")
     for part in layout.components.values():
         if part.has_weights and part.config().has("auto_map"):
             hint = "use a version without auto_map: a checkpoint's code is never executed"
@@ -446,6 +493,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         fits_kept=kind.fits_kept or not kind.most,
         inpaints=not kind.layers,
         edit_shape="square" if kind.squares else "source",
+        rewrites=kind.rewrites,
         follows=kind.follows,
         reasons={"negative_prompt": kind.no_negative},
         size_by_source=partial(size_by_source, kind),
@@ -471,7 +519,7 @@ FAMILY = Family(
     open=EditorFolder,
     takes_weights=True,
     fingerprint=lambda folder, *weights: read_layout(folder, *weights).fingerprint(
-        file_digest(folder / INDEX)
+        file_digest(checkpoint.parts_index(folder))
     ),
     tensors=lambda folder, *weights: read_layout(folder, *weights).tensors(),
     check_headers=lambda folder, *weights: check_headers(read_layout(folder, *weights)),

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from hyimg_cli.models.common.tokenizer import read_tokenizer
+from hyimg_cli.models.diffusers_image.canvas import canvas_of
 from hyimg_cli.spec.card import ModelCard
 from hyimg_cli.spec.job import Size
 
@@ -20,6 +21,8 @@ _SHOWN = "<image{}><|vision_start|>" + _PAD + "<|vision_end|>"
 _SIZE = Size(1024, 1024)
 # Rows to which klein pads its texts; rows assumed for a prompt that is not counted.
 _KLEIN_TEXT, _ANY_TEXT = 512, 256
+# Windows of rows that FLUX.3's texts fill, and at most how many rows.
+_WINDOW, _MOST_FLUX3_TEXT = 80, 8192
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,37 @@ def references(folder: Path, card: ModelCard) -> CountRows:
     return count
 
 
+@lru_cache(maxsize=4)
+def text_rows(folder: Path) -> Callable[[str], int]:
+    """Return a count of the rows of FLUX.3's texts, which fill whole windows."""
+    tokenizer = read_tokenizer(folder / "tokenizer")
+    ends = len(tokenizer.encode(_HEAD + _TAIL, add_special_tokens=False).ids)
+
+    @lru_cache(maxsize=4096)
+    def count(text: str) -> int:
+        tokens = len(tokenizer.encode(text, add_special_tokens=False).ids) + ends
+        return min(-(-tokens // _WINDOW) * _WINDOW, _MOST_FLUX3_TEXT)
+
+    return count
+
+
+def windows_of_text(folder: Path, card: ModelCard) -> CountRows:
+    """Count for FLUX.3: texts fill whole windows, and sources whole rows."""
+    count_text = text_rows(folder)
+
+    def count(prompt: str, sources: Sequence[Size], size: Size | None) -> PrefixRows:
+        # A source of unknown size is passed as one pixel.
+        known = [_SIZE if _area(one) == 1 else one for one in sources]
+        if len(known) == 1:
+            fitted = [canvas_of(known[0]).size]
+        else:
+            fitted = [_floored(_shrunk(one), _SIDE) for one in known]
+        canvas = size or (fitted[0] if fitted else _SIZE)
+        return PrefixRows(0, 0, count_text(prompt) + sum(map(_rows, (canvas, *fitted))))
+
+    return count
+
+
 def _fitted(source: Size, side: int) -> Size:
     width = math.sqrt(side * side * (source.width / source.height))
     height = width / (source.width / source.height)
@@ -118,4 +152,5 @@ def _rows(size: Size) -> int:
 
 COUNTS: dict[str, Callable[[Path, ModelCard], CountRows]] = {
     "": without_prefix, "pictures, then text": pictures_then_text, "references": references,
+    "windows of text": windows_of_text,
 }  # fmt: skip

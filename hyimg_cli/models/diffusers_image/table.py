@@ -30,6 +30,7 @@ _KONTEXT_SIZES = (
     *((1456, 720), (1504, 688), (1568, 672)),
 )
 _KREA2_LICENCE = "krea-2-community-license"
+_FLUX3_LICENCE = "flux-kommunity-license-v1-0"
 _NO_GUIDANCE = "its steps have no guidance"
 _GUIDANCE_IS_INPUT = "guidance_scale is an input of its network"
 _NO_BRANCH = f"{_GUIDANCE_IS_INPUT}; diffusers' true_cfg_scale is not supported"
@@ -58,6 +59,11 @@ def _layered_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
     return {"layers": job.layers, "resolution": nearest, "max_sequence_length": 512}
 
 
+def _flux3_inputs(job: ImageJob, card: ModelCard) -> dict[str, Any]:
+    """Return how FLUX.3 brings sources to whole rows: one is padded, several are cropped."""
+    return {"resize_mode": "fill" if len(job.views) == 1 else "crop"} if job.images else {}
+
+
 _KLEIN_PIPELINE = LibraryPipeline(
     "Flux2KleinModularPipeline", parts.KLEIN, parts.FITS_FLUX2, 0, 12, steps=4, guidance=1.0,
     licence="", negative=None, no_negative=_NO_GUIDANCE, is_distilled=True, has_own_shift=True,
@@ -80,6 +86,23 @@ _KREA2_PIPELINE = LibraryPipeline(
     text_tokens={"tokenizer": 512 - 5}, text_layers=36,
     own_blocks="texts without padding",
     built_in={"text_encoder_select_layers": _KREA2_LAYERS, "patch_size": 2},
+)  # fmt: skip
+_FLUX3_PIPELINE = LibraryPipeline(
+    "Flux3ModularPipeline", parts.FLUX3, parts.FITS_FLUX3, 0, 10, steps=50, guidance=4.0,
+    licence=_FLUX3_LICENCE, negative="",
+    # Its blocks make the scheduler.
+    built_in_parts={
+        "scheduler": {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 6.93}
+    },
+    of_transformer={"flow_map": False},
+    own_inputs=_flux3_inputs, of_encoders=frozenset({"resize_mode"}),
+    # Of 8,192 rows, eight are for its template. The last layer that is read has a norm only if it
+    # is the encoder's last.
+    text_tokens={"tokenizer": 8192 - 8}, text_layers=33, shows_pictures=False,
+    scales_pictures=False, fits_kept=True, is_bounded=True, keeps_whole=True,
+    least_side=16, smooths_masks=True, rewrites=True,
+    text_row_bytes=260_000,
+    own_blocks="sources alone", rows="windows of text",
 )  # fmt: skip
 _QWEN21_PIPELINE = LibraryPipeline(
     "QwenImage21ModularPipeline", parts.QWEN21, parts.FITS_QWEN21, 0, 10, steps=40, guidance=1.0,
@@ -134,6 +157,12 @@ KINDS = {
         _KLEIN_PIPELINE, blocks="Flux2ModularPipeline", parts=parts.FLUX2, most=10, steps=50,
         guidance=4.0, licence=NON_COMMERCIAL, no_negative=_GUIDANCE_IS_INPUT, is_distilled=False,
         guides_above=math.inf, text_layers=31, own_blocks="system message",
+    ),
+    "Flux3ModularPipeline": _FLUX3_PIPELINE,
+    "Flux3DistilledModularPipeline": replace(
+        _FLUX3_PIPELINE, blocks="Flux3DistilledModularPipeline", steps=16, guidance=1.0,
+        negative=None, no_negative=_NO_GUIDANCE, is_distilled=True,
+        of_transformer={"flow_map": True},
     ),
     "QwenImage21Pipeline": _QWEN21_PIPELINE,
     "ZImagePipeline": LibraryPipeline(

@@ -1,6 +1,7 @@
 """Read a checkpoint folder in diffusers' layout, from its JSON files and headers; no torch.
 
-    model_index.json                   which pipeline, and each component's library and class
+    model_index.json                   which pipeline, and each component's library and class; or
+                                       modular_model_index.json (see `modular`)
     transformer/ vae/                  config.json + diffusion_pytorch_model.safetensors
     text_encoder/ text_encoder_2/      config.json + model.safetensors
     image_encoder/                     the same, if a video starts from a picture
@@ -16,7 +17,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ from hyimg_cli.loading.scaled import unscaled_index
 from hyimg_cli.loading.single_file import SingleFile
 from hyimg_cli.models.architectures import architecture_of
 from hyimg_cli.models.common.config import Config
+from hyimg_cli.models.diffusers_video.modular import plain_entry
 from hyimg_cli.spec import digest
 
-INDEX = "model_index.json"
 HUNYUAN_VIDEO15 = "hunyuan_video15"
 WAN = "wan"
 _STEMS = {"diffusers": "diffusion_pytorch_model", "transformers": checkpoint.STEM}
@@ -102,13 +103,15 @@ _MASK_CHANNELS = 4
 class Component:
     """One part of a checkpoint: its folder, and its library and class.
 
-    `weights`: the file that replaces the folder's weights.
+    `weights`: the file that replaces the folder's weights. `built_in`: the configuration of a part
+    that diffusers' blocks make themselves, without files.
     """
 
     folder: Path
     library: str
     class_name: str
     weights: SingleFile | None = None
+    built_in: Mapping[str, Any] | None = field(default=None, hash=False)
 
     @property
     def name(self) -> str:
@@ -125,10 +128,14 @@ class Component:
 
     def config(self) -> Config:
         """Return the component's configuration. Raises CheckpointError if it is missing."""
+        if self.built_in is not None:
+            return Config(self.built_in, self.folder)
         return Config.read(self.folder / _CONFIGS.get(self.name, "config.json"))
 
     def identity(self) -> str:
         """A digest of everything in it that affects its results."""
+        if self.built_in is not None:
+            return digest.of_json(dict(self.built_in))
         if self.weights is not None:
             own = checkpoint.file_digest(self.folder / "config.json")
             return digest.of_json([own, checkpoint.file_fingerprint(self.weights.path)])
@@ -267,7 +274,7 @@ def _libraries() -> list[str]:
 
 def is_in_layout(folder: Path) -> bool:
     """True if the folder is in diffusers' layout."""
-    return (folder / INDEX).exists()
+    return checkpoint.parts_index(folder).exists()
 
 
 def read_layout(folder: Path) -> CheckpointLayout:
@@ -276,37 +283,39 @@ def read_layout(folder: Path) -> CheckpointLayout:
     Raises CheckpointError for another pipeline or foreign code.
     """
     if not is_in_layout(folder):
-        what = f"{INDEX} is missing, so this is not a checkpoint in diffusers' layout"
+        index = checkpoint.PARTS_INDEXES[0]
+        what = f"{index} is missing, so this is not a checkpoint in diffusers' layout"
         raise checkpoint.fault("missing", what, folder, _OF_ANOTHER_LAYOUT)
-    index = Config.read(folder / INDEX)
-    pipeline = index.text("_class_name")
+    own = Config.read(checkpoint.parts_index(folder))
+    pipeline = own.text("_class_name")
     if pipeline not in FAMILIES:
-        what = f"the pipeline {pipeline!r} in {INDEX} is not supported"
+        what = f"the pipeline {pipeline!r} in {Path(own.where).name} is not supported"
         raise checkpoint.fault("family", what, folder, f"use one of {', '.join(FAMILIES)}")
     family = FAMILIES[pipeline]
     optional = _OPTIONAL
     if family == WAN or not pipeline.endswith(_START):
         optional |= _OF_PICTURES
     components = {
-        name: component_of(folder, name, index.values.get(name), classes)
+        name: component_of(folder, name, own.values.get(name), classes)
         for name, classes in _KNOWN[family].items()
-        if not (name in optional and index.values.get(name) in (None, [None, None]))
+        if not (name in optional and own.values.get(name) in (None, [None, None]))
     }
-    return CheckpointLayout(folder, family, components, index)
+    return CheckpointLayout(folder, family, components, own)
 
 
 def component_of(folder: Path, name: str, entry: Any, classes: Set[str]) -> Component:
-    """Return the part in model_index.json, of one of `classes`. Raises CheckpointError."""
+    """Return the part that an index lists, of one of `classes`. Raises CheckpointError."""
+    index, entry = checkpoint.parts_index(folder).name, plain_entry(folder / name, entry)
     match entry:
         case [str(library), str(class_name)] if library in _STEMS and class_name in classes:
             pass
         case _:
-            what, known = f"the {name} in {INDEX} is {entry!r}", " or ".join(sorted(classes))
+            what, known = f"the {name} in {index} is {entry!r}", " or ".join(sorted(classes))
             hint = f"use {known}; code in a checkpoint is never executed"
             raise checkpoint.fault("component", what, folder, hint)
     if not (folder / name).is_dir():
         checkpoint.refuse_dead_link(folder / name)
-        what = f"the folder {name}/ is missing ({INDEX} names it)"
+        what = f"the folder {name}/ is missing ({index} names it)"
         hint = "download the checkpoint again with all folders, or copy the missing one"
         raise checkpoint.fault("missing", what, folder, hint)
     return Component(folder / name, library, class_name)

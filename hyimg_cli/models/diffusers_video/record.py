@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyimg_cli.errors import JobError, require
-from hyimg_cli.loading.checkpoint import FLOATS, file_digest
+from hyimg_cli.loading.checkpoint import FLOATS, file_digest, parts_index
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_video.fitting import VIDEO_RULES, refuse_unfitting
 from hyimg_cli.models.diffusers_video.layout import (
     HUNYUAN_VIDEO15,
-    INDEX,
     WAN,
     CheckpointLayout,
     count_in_groups,
@@ -449,7 +448,7 @@ FAMILY = Family(
     makes="videos",
     marks=is_in_layout,
     open=DiffusersFolder,
-    fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(folder / INDEX)),
+    fingerprint=lambda folder: read_layout(folder).fingerprint(file_digest(parts_index(folder))),
     tensors=lambda folder: read_layout(folder).tensors(),
     check_headers=lambda folder: check_headers(read_layout(folder)),
     weights=lambda folder: read_layout(folder).weights(),

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyimg_cli.loading.checkpoint import parts_index
 from hyimg_cli.loading.packed import stored_index
 from hyimg_cli.models.family import Family
 from hyimg_cli.models.hunyuan_image3.card import FAMILY as NAME
@@ -38,7 +39,7 @@ FAMILY = Family(
     name=NAME,
     makes="pictures",
     # A single network; diffusers' pipelines have an index of several.
-    marks=lambda folder: not (folder / "model_index.json").is_file(),
+    marks=lambda folder: not parts_index(folder).is_file(),
     open=HunyuanCheckpoint,
     tensors=lambda folder: {"model": stored_index(folder)},
     refuse_wrong=_refuse_wrong,

@@ -16,11 +16,12 @@ from typing import Any
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.loading import checkpoint
 from hyimg_cli.models.common.config import Config
-from hyimg_cli.models.diffusers_video.layout import INDEX, CheckpointLayout, Component, component_of
+from hyimg_cli.models.diffusers_video.layout import CheckpointLayout, Component, component_of
 from hyimg_cli.models.diffusers_video.record import wan_patch
 
 FAMILY = "lingbot_world"
 TRANSFORMER = "transformer"
+_INDEX = checkpoint.PARTS_INDEXES[0]
 _PUBLISHED = "lingbot_world_fast"
 _EXPERTS = ("high_noise_model", "low_noise_model")
 _PIPELINE = "LingBotWorldCausalDMDPipeline"
@@ -64,7 +65,7 @@ def is_lingbot_world(folder: Path) -> bool:
     """Return True for any checkpoint of LingBot-World, including refused ones."""
     if (folder / _PUBLISHED).is_dir():
         return True
-    index = _json(folder / INDEX)
+    index = _json(folder / _INDEX)
     if index:
         return str(index.get("_class_name")).startswith("LingBotWorld")
     own = str(_json(folder / "config.json").get("_class_name")) in _CLASSES
@@ -76,7 +77,7 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
 
     Raises CheckpointError with the reason for a checkpoint that is not supported.
     """
-    index = _json(folder / INDEX)
+    index = _json(folder / _INDEX)
     if (folder / _PUBLISHED).is_dir():
         transformer = folder / _PUBLISHED
     elif index:
@@ -94,10 +95,10 @@ def read_layout(folder: Path, components: Path | None = None) -> CheckpointLayou
     source = components or (folder if index else None)
     if source is not None:
         # VAE, text encoder and tokenizer of a Wan checkpoint in diffusers' layout.
-        named = checkpoint.read_json(source / INDEX)
+        named = checkpoint.read_json(source / _INDEX)
         for name, classes in _OTHERS.items():
             found[name] = component_of(source, name, named.get(name), classes)
-    return CheckpointLayout(folder, FAMILY, found, Config(index, folder / INDEX))
+    return CheckpointLayout(folder, FAMILY, found, Config(index, folder / _INDEX))
 
 
 def network_shape(layout: CheckpointLayout) -> NetworkShape:

@@ -1,5 +1,6 @@
-"""Manifest lines, drawn by hyimg and by diffusers' classic pipelines."""
+"""Manifest lines, drawn by hyimg and by diffusers' classic pipelines, or whole modular ones."""
 
+import importlib
 import json
 from collections.abc import Callable
 from functools import cache
@@ -13,12 +14,13 @@ from library_weights import copy_weights
 from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.loading.checkpoint import parts_index
 
 STEPS = 3
 GUIDANCE = {
     "klein": 1.0, "klein-base": 4.0, "z-image": 5.0, "kontext": 2.5, "longcat": 4.0,
     "longcat-edit": 4.5, "flux2-dev": 4.0, "flux-dev": 3.5, "flux-schnell": 0.0, "krea2": 3.5,
-    "krea2-turbo": 0.0,
+    "krea2-turbo": 0.0, "flux3-base": 4.0,
 }  # fmt: skip
 Line = dict[str, Any]
 Checkpoint = Callable[[str], Path]
@@ -32,10 +34,24 @@ def line(custom_id: str, prompt: str, *images: str, **more: Any) -> Line:
 
 
 def load_classic(folder: Path) -> Any:
-    name = json.loads((folder / "model_index.json").read_text())["_class_name"]
-    pipeline = getattr(diffusers, name).from_pretrained(folder)
+    index = json.loads(parts_index(folder).read_text())
+    cls = getattr(diffusers, index["_class_name"])
+    is_modular = issubclass(cls, diffusers.ModularPipeline)
+    pipeline = _load_modular(cls, folder, index) if is_modular else cls.from_pretrained(folder)
     copy_weights(pipeline)
     pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _load_modular(cls: Any, folder: Path, index: dict[str, Any]) -> Any:
+    """A modular pipeline without its prompt upsampler, which reads prompts as they are given."""
+    blocks = cls().blocks
+    blocks.sub_blocks.pop("prompt_upsampler")
+    pipeline = cls(blocks=blocks)
+    for name in ("text_encoder", "tokenizer", "vae", "transformer"):
+        library, class_name, _ = index[name]
+        part = getattr(importlib.import_module(library), class_name)
+        pipeline.update_components(**{name: part.from_pretrained(folder / name)})
     return pipeline
 
 
@@ -53,7 +69,15 @@ def drawn_by_library(
     given: dict[str, Any] = {}
     if pictures:
         given["image"] = pictures if len(pictures) > 1 else pictures[0]
-    if "qwen" in folder.name:
+    if folder.name == "flux3-base":
+        scale = one.get("guidance_scale", GUIDANCE[folder.name])
+        guider = diffusers.ClassifierFreeGuidance(guidance_scale=scale, enabled=scale > 1)
+        pipeline.update_components(guider=guider)
+        if "negative_prompt" in one:
+            given["negative_prompt"] = one["negative_prompt"]
+    elif folder.name == "flux3":
+        pass
+    elif "qwen" in folder.name:
         scale = one.get("guidance_scale", 4.0)
         given["true_cfg_scale"] = scale
         given["negative_prompt"] = one.get("negative_prompt", " ") if scale > 1 else None
@@ -76,7 +100,8 @@ def drawn_by_library(
         generator=torch.Generator().manual_seed(one["seed"]),
         **given,
     )
-    return np.asarray(made.images[0])
+    pictures = made.get("images") if "flux3" in folder.name else made.images
+    return np.asarray(pictures[0])
 
 
 def pixels_of(folder: Path) -> dict[str, np.ndarray]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.thorough
 LENGTHS = 10
 KINDS = (
     *("qwen-image", "qwen-image-edit-plus", "qwen-image-2.1", "klein", "klein-kv", "kontext"),
-    *("longcat", "flux2-dev", "flux-dev", "krea2-turbo"),
+    *("longcat", "flux2-dev", "flux3", "flux-dev", "krea2-turbo"),
 )
 
 

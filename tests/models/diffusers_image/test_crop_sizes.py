@@ -18,7 +18,7 @@ from hyimg_cli.models.registry import model_card
 QUICK = "qwen-image-edit-plus"
 EDITORS = ["qwen-image-edit", QUICK, "qwen-image-edit-2511", "qwen-image-2.1"]
 EDITORS += ["qwen-image-2.1-turbo", "klein", "klein-base", "klein-kv", "kontext", "longcat-edit"]
-EDITORS += ["flux2-dev"]
+EDITORS += ["flux2-dev", "flux3", "flux3-base"]
 # Pixels of a token, along a side.
 TOKEN = 16
 
@@ -37,8 +37,9 @@ def spied(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[set[Any], set[Any]]
         if (ids := named.get("img_ids")) is not None:
             rows = ids.reshape(-1, ids.shape[-1])
             for picture in rows[:, 0].unique():
-                low, high = rows[rows[:, 0] == picture][:, 1:3].aminmax(dim=0)
-                placed.add(tuple(((high - low + 1) * TOKEN).int().tolist()))
+                own = rows[rows[:, 0] == picture][:, 1:3]
+                counts = [len(one.unique()) for one in own.T]
+                placed.add(tuple(count * TOKEN for count in counts))
         return plain(module, *given, **named)
 
     with monkeypatch.context() as patch:

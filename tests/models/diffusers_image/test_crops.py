@@ -15,7 +15,7 @@ from hyimg_cli.spec.job import ImageJob, Size, SizeRequest, View
 from hyimg_cli.spec.options import KeepOutside, TextSampling
 
 EDITORS = ["qwen-image-edit", "qwen-image-edit-plus", "klein", "klein-kv", "flux2-dev", "kontext"]
-EDITORS += ["longcat-edit", "qwen-image-2.1"]
+EDITORS += ["longcat-edit", "qwen-image-2.1", "flux3"]
 # Models that see no source, and draw in a region of one.
 DRAWING = ["qwen-image", "z-image", "flux-dev", "krea2", "longcat"]
 BOXES = {"one": (190, 120, 226, 150), "two": (30, 60, 70, 86)}

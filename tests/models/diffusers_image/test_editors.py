@@ -23,6 +23,7 @@ from models.diffusers_image.classic import (
 from PIL import Image
 
 from hyimg_cli.errors import CheckpointError, OutputError
+from hyimg_cli.loading.checkpoint import parts_index
 from hyimg_cli.models.diffusers_image import longcat
 from hyimg_cli.models.diffusers_image.record import EditorFolder
 from hyimg_cli.models.diffusers_image.table import KINDS
@@ -32,8 +33,8 @@ from hyimg_cli.pipelines.request import confirm_visible
 # These take the same path as another of them, with other numbers.
 ALIKE = {"klein-base", "qwen-image-edit-2511", "longcat", "krea2-turbo"}
 # Of each way to read a text, and with guidance as an input.
-NEW = ("flux2-dev", "flux-dev", "flux-schnell", "krea2", "krea2-turbo")
-DISTILLED = {"klein", "flux-schnell", "krea2-turbo"}
+NEW = ("flux2-dev", "flux3", "flux-dev", "flux-schnell", "krea2", "krea2-turbo")
+DISTILLED = {"klein", "flux3", "flux-schnell", "krea2-turbo"}
 LAYERED = "qwen-image-layered"  # see test_layers
 UNSHARED = {kind for kind in tiny_editors.PIPELINES if "2.1" not in kind} - {"klein-kv", LAYERED}
 
@@ -52,22 +53,30 @@ def test_pixels_are_the_librarys_whatever_is_shared(
         "klein": [(), ("s0.png",), ("s1.png", "s0.png")],
         "klein-base": [(), ("s0.png", "s1.png")],
         "flux2-dev": [(), ("s0.png",), ("s1.png", "s0.png")],
+        "flux3": [(), ("s0.png",), ("s1.png",), ("s1.png", "s0.png")],
+        "flux3-base": [(), ("s1.png",), ("s0.png", "s1.png")],
         "kontext": [(), ("s0.png",), ("s1.png",)],
         "longcat-edit": [("s0.png",), ("s1.png",)],
     }.get(kind, [()])
     lines = [line(f"{number}", "red", *images) for number, images in enumerate(sets)]
     if kind not in DISTILLED:
-        # Z-Image refuses other sizes, and Krea 2 rounds them up.
-        odd = "160x128" if kind in ("z-image", "krea2") else "107x90"
+        # Z-Image and FLUX.3 refuse other sizes, and Krea 2 rounds them up.
+        odd = "160x128" if kind in ("z-image", "krea2", "flux3-base") else "107x90"
         lines.append(line("plain", "blue", *sets[0], guidance_scale=1, seed=8, size=odd))
     if kind.startswith(("krea2", "flux-")):
         scale = {} if kind in DISTILLED else {"guidance_scale": 0}
         lines += [line(f"seed-{seed}", "a blue dog", seed=seed, **scale) for seed in (3, 4)]
-    if not kind.startswith(("klein", "kontext", "flux")) and kind not in DISTILLED:
+    if not kind.startswith(("klein", "kontext", "flux-", "flux2")) and kind not in DISTILLED:
         lines += [
             line(f"away-{text}", "red", *sets[0], negative_prompt=text) for text in ("", "green")
         ]
-    for one in lines if kind == "longcat-edit" else lines[1:] if kind == "klein" else ():
+    without = {
+        "longcat-edit": lines,
+        "klein": lines[1:],
+        "flux3": lines[1:],
+        "flux3-base": lines[1:3],
+    }
+    for one in without.get(kind, ()):
         del one["size"]
     out, back = tmp_path / "out", tmp_path / "back"
     manifest = str(write_manifest(*lines))
@@ -161,7 +170,7 @@ def test_a_run_that_ends_behind_any_step_goes_on_there(
     "kind",
     thorough_but(
         ["qwen-image-edit-plus", "klein", "kontext", "longcat-edit"],
-        ["qwen-image-edit-plus", "klein", "flux2-dev", "kontext", "longcat-edit"],
+        ["qwen-image-edit-plus", "klein", "flux2-dev", "flux3", "kontext", "longcat-edit"],
     ),
 )
 def test_an_edit_keeps_its_source_outside_and_is_replayed(
@@ -182,7 +191,7 @@ def test_an_edit_keeps_its_source_outside_and_is_replayed(
     assert not np.array_equal(made, source)
     shown = np.asarray(Image.open(out / "outputs" / "kept.reference.png"))
     given = np.asarray(Image.fromarray(source).resize(shown.shape[1::-1], Image.Resampling.LANCZOS))
-    parts = json.loads((checkpoint(kind) / "model_index.json").read_text())
+    parts = json.loads(parts_index(checkpoint(kind)).read_text())
     vae = getattr(diffusers, parts["vae"][1]).from_pretrained(f"{model}/vae")
     to_pixels = diffusers.image_processor.VaeImageProcessor()
     frames = (None,) if "Qwen" in parts["vae"][1] else ()

@@ -190,7 +190,7 @@ def test_killed_anywhere_the_same_files(
     write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str], kind: str
 ) -> None:
     """At random moments, the last ones by two replicas."""
-    edits = kind in ("klein", "klein-base", "flux2-dev", "kontext") or "edit" in kind
+    edits = kind in ("klein", "klein-base", "flux2-dev", "flux3", "kontext") or "edit" in kind
     lines = [line(f"{seed}", "red", *sources[:edits], seed=seed, num_inference_steps=STEPS)
              for seed in range(3)]  # fmt: skip
     refused = {"longcat-edit": "size", "qwen-image-2.1-turbo": "num_inference_steps"}

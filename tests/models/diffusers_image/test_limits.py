@@ -18,6 +18,7 @@ CUT = {
     "klein": "longer than the 512 tokens that the text_encoder reads: the rest is ignored",
     "z-image": "longer than the 512 tokens that the text_encoder reads: the rest is ignored",
     "flux2-dev": "longer than the 512 tokens that the text_encoder reads: the rest is ignored",
+    "flux3": "longer than the 8,184 tokens that the text_encoder reads: the rest is ignored",
     "flux-schnell": "longer than the 255 tokens that the text_encoder_2 reads: the rest is ignored",
     "krea2": "longer than the 507 tokens that the text_encoder reads: the rest is ignored",
     "kontext": "longer than the 75 tokens that the text_encoder reads: the rest is ignored",

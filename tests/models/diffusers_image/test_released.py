@@ -18,6 +18,7 @@ from tiny_editors import PIPELINES
 
 from hyimg_cli.doctor.models import image_checkpoint
 from hyimg_cli.errors import MachineError
+from hyimg_cli.loading.checkpoint import PARTS_INDEXES
 from hyimg_cli.models import registry
 from hyimg_cli.models.diffusers_image import model as loaded
 from hyimg_cli.models.diffusers_image.record import EditorFolder, read_layout
@@ -53,8 +54,10 @@ def released(tmp_path_factory: pytest.TempPathFactory, checkpoint: Any) -> Any:
                 tiny = next(kind for kind, name in PIPELINES.items() if name == pipeline)
                 shutil.copytree(checkpoint(tiny) / part, folder / part)
         scheduler = {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}
-        (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
-        (folder / "model_index.json").write_text(json.dumps(index))
+        if (folder / "scheduler").is_dir():
+            (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+        name = PARTS_INDEXES["Modular" in pipeline]
+        (folder / name).write_text(json.dumps(index))
         return folder
 
     return of

@@ -55,6 +55,7 @@ UNGUIDED = {
     "longcat": 1,
     "kontext": 1,
     "flux-dev": 1,
+    "flux3-base": 1,
     "krea2": 0,
     "qwen-image-2.1": 1,
 }
@@ -95,6 +96,7 @@ DRAWERS = [
     "qwen-image-2.1",
     "klein-kv",
     "flux2-dev",
+    "flux3",
     "flux-schnell",
     "krea2",
 ]
@@ -332,6 +334,7 @@ LAYERS = {
     "qwen-image-2.1": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_out.0"],
     "kontext": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_v"],
     "flux2-dev": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.1.attn.to_out"],
+    "flux3-base": ["mode_blocks.image.0.attn.to_q", "single_transformer_blocks.1.ff.linear_in"],
     "flux-dev": ["transformer_blocks.0.attn.to_q", "single_transformer_blocks.0.attn.to_v"],
     "krea2": ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.ff.down"],
     "z-image": ["layers.0.attention.to_q", "layers.1.feed_forward.w2"],

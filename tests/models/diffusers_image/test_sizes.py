@@ -43,7 +43,7 @@ def size_in_library(name: str, shown: Size) -> Size:
         width, height = calculate_dimensions(area, ratio)
     elif "Kontext" in name:
         _, width, height = min((abs(ratio - w / h), w, h) for w, h in _PREFERRED)
-    else:  # klein shrinks what is larger, and cuts what is left over of 16
+    else:  # FLUX.2 and 3 shrink what is larger, and cut what is left over of 16
         factor = min(1.0, math.sqrt(area / (shown.width * shown.height)))
         width, height = (int(side * factor) // 16 * 16 for side in (shown.width, shown.height))
     return Size(int(height), int(width))
@@ -76,11 +76,11 @@ def test_the_library_does_not_resize_a_crop(checkpoint: Checkpoint, kind: str) -
     assert ratios[0] <= 0.57
     assert ratios[-1] >= 1.75
     assert max(b / a for a, b in itertools.pairwise(ratios)) <= 1.17
-    # No editor's library leaves larger references alone; only FLUX.2's leaves smaller ones alone.
+    # No editor's library leaves larger references alone; FLUX.2's and 3's leave smaller ones alone.
     assert card.crop_sizes(1024**2) == sizes
     assert card.crop_sizes(2 * 1024**2) == ()
     smaller = card.crop_sizes(512**2)
-    assert bool(smaller) == ("klein" in kind or kind == "flux2-dev")
+    assert bool(smaller) == (kind.startswith(("klein", "flux2", "flux3")))
     assert all(size_in_library(name, size) == size for size in smaller)
 
 
@@ -180,6 +180,8 @@ def test_other_editors_keep_the_shape_anyhow(
         ("qwen-image-2.1", (1, 35), True),
         ("klein", (64, 513), False),
         ("longcat-edit", (1, 200), True),
+        ("flux3", (15, 64), False),
+        ("flux3", (16, 3000), True),
     ],
 )
 def test_a_source_that_is_too_narrow_is_refused_by_check(
