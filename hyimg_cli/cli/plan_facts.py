@@ -64,7 +64,7 @@ def work_facts(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[Fact
             lines += _video_lines(cost)
         else:
             lines += _picture_lines(cost, has_text=not isinstance(cost, LatentCost))
-            lines += _card_lines(cost) if isinstance(cost, LatentCost) else []
+            lines += _joined_lines(cost) if isinstance(cost, LatentCost) else []
         groups.append(facts)
     yield Fact("groups", groups, lines)
     videos = [cost for cost in costs.groups if isinstance(cost, VideoForecast)]
@@ -254,6 +254,16 @@ def _card_lines(cost: VideoForecast | LatentCost) -> Iterator[str]:
     denoise, decode = (bytes_text(cost.memory[moment].work) for moment in ("denoise", "decode"))
     yield f"  memory besides weights: about {denoise} to denoise, {decode} to decode"
     yield f"  by GPU memory: {cards_text(cost.cards)}"
+
+
+def _joined_lines(cost: LatentCost) -> Iterator[str]:
+    """Yield lines on pictures that are denoised together, and on their memory."""
+    if cost.joined > 1:
+        yield (
+            f"  denoised together: up to {cost.joined} jobs, at least "
+            f"{counted(cost.joined_forwards, 'forward')} in all"
+        )
+    yield from _card_lines(cost)
 
 
 def _steps_text(cost: Cost | VideoForecast) -> str:

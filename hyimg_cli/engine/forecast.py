@@ -14,15 +14,16 @@ from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
 from hyimg_cli.errors import CheckpointError
 from hyimg_cli.journal.keys import UNREADABLE, device_name, precision, source_digest, source_key
 from hyimg_cli.manifest.cost import Cost, JobTokens, step_cost, total_cost
-from hyimg_cli.manifest.planner import TextIdentity, text_identity
+from hyimg_cli.manifest.planner import TextIdentity, group_by, text_identity
 from hyimg_cli.memory.fit import cards_for
 from hyimg_cli.memory.footprint import Need, tokens_of
-from hyimg_cli.memory.videos import needs_of, tiles_of
+from hyimg_cli.memory.videos import most_joined, needs_of, tiles_of
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
+from hyimg_cli.spec.card import Networks
 from hyimg_cli.spec.gc_paused import gc_paused
 from hyimg_cli.spec.job import ImageJob
-from hyimg_cli.spec.plan import Plan, VideoGroup
+from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
 from hyimg_cli.tiling.tiles import forecast as decode_forecast
@@ -72,9 +73,13 @@ class VideoForecast:
 class LatentCost(Cost):
     """The cost of pictures whose model only denoises latents.
 
-    `memory` and `cards` are as for videos, for the job that needs the most memory.
+    `memory` and `cards` are as for videos, for the job that needs the most memory. `joined`: the
+    maximum of jobs that are denoised together; `joined_forwards`: the minimum of forwards then,
+    with prompts of equal length.
     """
 
+    joined: int = 1
+    joined_forwards: int = 0
     memory: Mapping[str, Need] = field(default_factory=dict)
     cards: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -99,10 +104,35 @@ def forecast(plan: Plan, config: RunConfig, *, assumed_think: int) -> PlanForeca
         card = registry.model_card(group.model, config.model.revision)
         if (networks := card.networks) is not None:
             job = max(group.jobs, key=lambda job: len(job.images))
-            memory, cards = needs_of(job, networks, config), cards_for(job, networks, config)
-            cost = LatentCost(**vars(cost), memory=memory, cards=cards)
+            joined, forwards = _joined(group, networks, config, plan)
+            cost = LatentCost(
+                **vars(cost),
+                joined=joined,
+                joined_forwards=forwards,
+                memory=needs_of(job, networks, config, joined=joined),
+                cards=cards_for(job, networks, config),
+            )
         groups.append(cost)
     return PlanForecast(tuple(groups), total_cost(one for one in groups if isinstance(one, Cost)))
+
+
+def _joined(group: Group, networks: Networks, config: RunConfig, plan: Plan) -> tuple[int, int]:
+    """Return the maximum of jobs that are denoised together, and the forwards of all batches."""
+    known = registry.sequences(group.model, config.model.revision)
+
+    def key(part: ImageJob) -> object:
+        own = None if config.batch.is_invariant else known.batch_key(part)
+        return part if own is None else (plan.begun_of(part), own)
+
+    joined, forwards = 1, 0
+    for same, parts in group_by([part for job in group.jobs for part in job.parts], key).items():
+        part, most = parts[0], 1
+        if same is not part:
+            most = min(len(parts), most_joined(part, networks, config))
+        tokens = JobTokens(branches=known.card.branches(part))
+        each = step_cost(part, tokens, plan.begun_of(part).step).forwards
+        joined, forwards = max(joined, most), forwards + -(-len(parts) // most) * each
+    return joined, forwards
 
 
 def _forecast_videos(group: VideoGroup, config: RunConfig, plan: Plan) -> VideoForecast:

@@ -53,6 +53,9 @@ def without_effect(
         yield from _concern(settings, names, f"edits with {kind} only; no job is one")
     elif kept and not any(job.inpaints for job in pictures):
         yield from _concern(settings, ["strength"], "inpainting only; no job does it")
+    if pictures and settings["batch_invariant"].value and "text" not in kinds:
+        what = "diffusers image models with --no-batch-invariant only"
+        yield from _concern(settings, ["batching_max_size"], what)
     is_taken = "negative_prompt" in followed and not films
     if is_taken and not any(job.negative_prompt for job in pictures):
         yield from _concern(settings, ["negative_prompt"], "jobs with guidance only; none has it")

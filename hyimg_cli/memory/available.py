@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.memory.footprint import Together, held_weights, needs, usable_bytes
 from hyimg_cli.memory.refusals import UTILIZATION, refuse_gpu_part
+from hyimg_cli.memory.videos import most_joined, needs_of
+from hyimg_cli.models.registry import model_card
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import ImageJob
 from hyimg_cli.spec.units import bytes_text
@@ -128,6 +130,16 @@ def batch_sizes(
         room, kept = room - kept, 0
     found = replace(needs(jobs, model.card, config, prefixes=kept), joins=joins)
     return found.fitting(usable_bytes(room), config.batch.max_size)
+
+
+def joined_pictures(job: ImageJob, config: RunConfig) -> int:
+    """Return how many pictures like this one a loaded editor may denoise together, at least 1."""
+    networks = model_card(job.model, config.model.revision).networks
+    assert networks is not None, "its model denoises latents"
+    free = available_memory(replace(config, batch=replace(config.batch, memory_gb=None))).free
+    if config.model.cpu_offload != "none":  # the transformer comes for the steps
+        free -= needs_of(job, networks, config)["denoise"].weights
+    return most_joined(job, networks, config, free)
 
 
 def free_bytes(model: "DecoderModel", part: float | None = None) -> int:

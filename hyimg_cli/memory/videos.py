@@ -14,11 +14,11 @@ continues in smaller tiles.
 from collections.abc import Sequence
 
 from hyimg_cli.journal.keys import precision
-from hyimg_cli.memory.footprint import Need, held_form, number_width
+from hyimg_cli.memory.footprint import Need, held_form, number_width, usable_bytes
 from hyimg_cli.models.registry import sequences
 from hyimg_cli.settings.run import ModelChoice, RunConfig
 from hyimg_cli.spec.card import Networks, TileRule, VideoCard
-from hyimg_cli.spec.job import Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, VideoJob
 from hyimg_cli.spec.work import VideoWork, video_work
 from hyimg_cli.tiling.tiles import halve_tiles
 
@@ -27,8 +27,13 @@ _TRANSFORMERS = ("transformer", "transformer_2")
 _PIXEL_BYTES = 3 * 2
 
 
-def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]:
-    """Return one job's needs by moment, with embedded prompts, on one rank that shares tokens."""
+def needs_of(
+    job: Job, networks: Networks, config: RunConfig, *, joined: int = 1
+) -> dict[str, Need]:
+    """Return one job's needs by moment, with embedded prompts, on one rank that shares tokens.
+
+    `joined`: pictures like this one that are denoised together.
+    """
     text, denoise, decode = _weights_by_moment(networks, config)
     width, choice = number_width(config), config.model
     if isinstance(job, VideoJob):
@@ -41,11 +46,26 @@ def needs_of(job: Job, networks: Networks, config: RunConfig) -> dict[str, Need]
     else:
         known = sequences(job.model, choice.revision)
         read, held, decoded = (count * width for count in known.activations(job, config))
+        held *= joined
     return {
         "text": Need(text, read),
         "denoise": Need(denoise, held),
         "decode": Need(decode, decoded),
     }
+
+
+def most_joined(
+    job: ImageJob, networks: Networks, config: RunConfig, room: int | None = None
+) -> int:
+    """Return how many pictures like this one may be denoised together, at least one.
+
+    As many as requested, if their steps fit into `room` bytes, and into the run's memory with the
+    weights.
+    """
+    needed, limit = needs_of(job, networks, config)["denoise"], config.batch.memory_bytes
+    rooms = [room, None if limit is None else limit - needed.weights]
+    fitting = [usable_bytes(one) // max(1, needed.work) for one in rooms if one is not None]
+    return max(1, min([config.batch.max_size, *fitting]))
 
 
 def networks_need(networks: Networks, config: RunConfig, works: Sequence[VideoWork] = ()) -> Need:

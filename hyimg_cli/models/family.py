@@ -5,7 +5,7 @@ All of this is known before weights are loaded, and without torch; only `load` i
 knows the name of a family.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -88,6 +88,13 @@ class ImageCheckpoint(Protocol):
     def load_rewriter(self, choice: ModelChoice) -> "Rewriter":
         """Load that rewriter. Raises CheckpointError, or MachineError for the device."""
         raise AssertionError("only a card that rewrites is asked")
+
+    def batch_key(self, job: ImageJob) -> Hashable | None:
+        """Return what jobs that are denoised together have in common; None if it is drawn alone.
+
+        For a model that denoises latents.
+        """
+        return None
 
     def memo_counts(self) -> dict[str, dict[str, int]]:
         """Return hits and misses of cached texts and sequences, by kind."""

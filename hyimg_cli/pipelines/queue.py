@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from hyimg_cli.journal.journal import JobFolder
@@ -94,20 +95,34 @@ class TicketQueue:
                         callers[caller] = own  # after the other callers
             return taken
 
+    def take_alike(self, room: int, is_alike: Callable[[Ticket], bool]) -> list[Ticket]:
+        """Return up to `room` of the waiting tickets that are alike, without waiting for more."""
+        with self._changed:
+            queues = [own for callers in self._waiting.values() for own in callers.values()]
+            alike = (ticket for own in queues for ticket in own if is_alike(ticket))
+            taken = [*islice(alike, room)]
+            self._remove(taken)
+        return taken
+
     def drop(self, tickets: Iterable[Ticket]) -> None:
         """Drop tickets: waiting ones at once, others in the engine's next pass."""
-        leaving = set(tickets)
-        left: list[Ticket] = []
+        leaving = [*tickets]
         with self._changed:
             for ticket in leaving:
                 ticket.is_dropped = True
-            for callers in self._waiting.values():
-                for caller, own in [*callers.items()]:
-                    left += [ticket for ticket in own if ticket in leaving]
-                    callers[caller] = deque(ticket for ticket in own if ticket not in leaving)
-                    if not callers[caller]:
-                        del callers[caller]
+            left = self._remove(leaving)
         _tell_dropped(left)
+
+    def _remove(self, tickets: Iterable[Ticket]) -> list[Ticket]:
+        """Remove tickets, and return those of them that were waiting."""
+        leaving, found = set(tickets), list[Ticket]()
+        for callers in self._waiting.values():
+            for caller, own in [*callers.items()]:
+                found += [ticket for ticket in own if ticket in leaving]
+                callers[caller] = deque(ticket for ticket in own if ticket not in leaving)
+                if not callers[caller]:
+                    del callers[caller]
+        return found
 
     def counts(self) -> dict[str, int]:
         """Return the number of waiting tickets, by kind."""

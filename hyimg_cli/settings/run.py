@@ -33,7 +33,7 @@ from hyimg_cli.spec.job import BY_ID, Format, SizeRequest
 
 JobKind = Literal["pictures", "videos"]
 # Jobs that read a setting, or kinds of models; `latents`: models that only denoise latents.
-Readers = Literal[JobKind, "latents", "text", "negative", "pair", "camera"]
+Readers = Literal[JobKind, "latents", "text", "batches", "negative", "pair", "camera"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "fp8", "nf4"]
 Graphs = Literal["auto", "on", "off"]
@@ -344,13 +344,15 @@ class BatchConfig:
         16,
         "Maximum batch size, for text and for denoising.",
         name="batching_max_size",
-        only="text",
+        only="batches",
     )
     is_invariant: bool = _replayed_of_pictures(
         True,
-        "Keep a job's pixels independent of its batch, to the bit (CPU).",
+        "Keep a job's pixels independent of its batch, to the bit (CPU); diffusers image models "
+        "draw jobs one at a time.",
         name="batch_invariant",
-        only="text",
+        only="batches",
+        commands=("replay", "bench"),
         pixels=InKey("batch", {False: "variant"}),
     )
     prefix_cache_mb: Megabytes = _run_of_pictures(

@@ -26,6 +26,7 @@ READERS: dict[Readers, Reader] = {
     "videos": Reader("videos", ("videos",)),
     "latents": Reader("videos and diffusers image models", ("pictures", "videos")),
     "text": Reader("models that write text", ("pictures",)),
+    "batches": Reader("models that draw jobs together", ("pictures",)),
     "negative": Reader("models that take a negative prompt", ("pictures", "videos")),
     "pair": Reader("models of two transformers", ("videos",)),
     "camera": Reader("models that follow a camera", ("videos",)),

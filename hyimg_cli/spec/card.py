@@ -194,9 +194,9 @@ class ModelCard:
     square of the same area, and the source's size. `edit_sides`: the sides of these squares, if
     edits have no other area. `keeps_small`: sources that are smaller than the model's square are
     not enlarged. `fits_kept`: a kept source is brought to the size of its edit. `inpaints`: it can
-    draw in a region only. `edit_shape`: of an edit without a size: what the model chooses (then it
-    reads `infer_align_image_size`), its `source`'s, or a `square`. `rewrites`: it has a prompt
-    rewriter, a language model of its own.
+    draw in a region only. `joins_jobs`: some of its jobs can share forwards. `edit_shape`: of an
+    edit without a size: what the model chooses (then it reads `infer_align_image_size`), its
+    `source`'s, or a `square`. `rewrites`: it has a prompt rewriter, a language model of its own.
 
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
@@ -246,6 +246,7 @@ class ModelCard:
     keeps_small: bool = False
     fits_kept: bool = False
     inpaints: bool = False
+    joins_jobs: bool = True
     edit_shape: Literal["chosen", "source", "square"] = "chosen"
     rewrites: bool = False
     reasons: Mapping[str, str] = field(
@@ -273,7 +274,8 @@ class ModelCard:
     @property
     def kinds(self) -> frozenset[str]:
         """Return the kinds of models that it is, as settings name their readers."""
-        return frozenset({"pictures", "latents" if self.denoises_latents else "text"})
+        found = {"pictures", "latents" if self.denoises_latents else "text"}
+        return frozenset(found | ({"batches"} if self.joins_jobs else set()))
 
     def branches(self, job: ImageJob) -> int:
         """Return the number of guidance branches in the job's steps."""

@@ -1,16 +1,17 @@
 """A released editor's way through the product on the fake GPU: load, encode, steps and decode.
 
-By the run's own pipeline, which draws one picture at a time. Weights have no numbers; the rest is
-the product's code and the libraries'.
+By the run's own pipeline; `NAME x N` denoises N pictures together. Weights have no numbers; the
+rest is the product's code and the libraries'.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fake_gpu.pipelines import planned, run
 from fake_gpu.released_editors import CHECKPOINTS, write_released
+from fake_gpu.table import rows
 from fake_gpu.trace import Trace, fake_process
 from PIL import Image
 from torch import nn
@@ -32,25 +33,33 @@ from hyimg_cli.spec.job import ImageJob, SizeRequest
 from hyimg_cli.spec.options import TextSampling
 
 SIDE, STEPS = 1024, 2
+_NO_BATCH = "no batch: traced with one picture at a time"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job, and how it is run."""
+    """A job, how it is run, and how many like it are denoised together."""
 
     job: ImageJob
     config: RunConfig
+    joined: int
 
     @property
     def planned(self) -> dict[str, int]:
         """The plan's bytes by moment."""
         networks = registry.model_card(self.job.model).networks
         assert networks is not None
-        return planned(needs_of(self.job, networks, self.config))
+        return planned(needs_of(self.job, networks, self.config, joined=self.joined))
+
+    @property
+    def jobs(self) -> list[ImageJob]:
+        return [replace(self.job, custom_id=f"j{n}", seed=n) for n in range(self.joined)]
 
 
 def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
     """Write a released editor's checkpoint, and a source for a job of its."""
+    name, _, count = name.partition(" x ")
+    joined = int(count or 1)
     checkpoint = write_released(folder / "checkpoint", name)
     Image.fromarray(np.zeros((SIDE, SIDE, 3), np.uint8)).save(folder / "source.png")
     kind = KINDS[CHECKPOINTS[name][0]]
@@ -73,18 +82,20 @@ def prepared(folder: Path, name: str, offload: Offloading) -> Prepared:
     choice = ModelChoice(
         str(checkpoint), dtype="bfloat16", device="cuda:0", cpu_offload=offload, machine=machine
     )
-    batch = BatchConfig(prewarm=False)
-    return Prepared(job, RunConfig(OutputConfig(folder), model=choice, batch=batch))
+    batch = BatchConfig(prewarm=False, is_invariant=joined == 1)
+    return Prepared(job, RunConfig(OutputConfig(folder), model=choice, batch=batch), joined)
 
 
 def trace(folder: Path, name: str, offload: Offloading, card_gb: int) -> Trace:
-    """Run one job of a released editor."""
+    """Run one job of a released editor, or several together."""
     made = prepared(folder, name, offload)
     with fake_process(card_gb) as stages:
         trace = stages.trace
-        trace.planned, trace.notes = made.planned, ["no batch: editors draw one picture at a time"]
+        batches = {row["name"].partition(" x ")[0] for row in rows() if " x " in row["name"]}
+        is_alone = name.partition(" x ")[0] not in batches and made.joined == 1
+        trace.planned, trace.notes = made.planned, [_NO_BATCH] * is_alone
         pipeline = EditPipeline(made.config)
-        run(stages, pipeline, made.job.model, [made.job])
+        run(stages, pipeline, made.job.model, made.jobs)
         trace.blocks, trace.block_bytes = _blocks(pipeline._resident())
     return trace
 

@@ -26,6 +26,7 @@ MANIFESTS = {
     "videos": VIDEOS,
     "latents": VIDEOS,
     "text": PICTURES,
+    "batches": PICTURES,
     None: (PICTURES[1], *VIDEOS),
 }
 COMMON = {

@@ -7,8 +7,10 @@ replaced by the source at the next noise level; after the last one, by the sourc
 
 # Legend: S rows of latents, D values of a row, C channels, Y X latent rows and columns, H W pixels
 import math
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 from torch.nn import functional
@@ -27,6 +29,15 @@ class Inpainting:
         """`mask`: 1 where the model draws. `sigmas`: noise levels from the first step on, and 0."""
         self._source, self._noise, self._mask = source, noise, mask
         self._sigmas = sigmas.to(noise.device)
+
+    def joined(self, others: Sequence["Inpainting"]) -> "Inpainting":
+        """Return the inpainting of a batch: this job's and others' of the same noise levels."""
+        every = [self, *others]
+        source, noise, mask = (
+            torch.cat([getattr(one, name) for one in every])
+            for name in ("_source", "_noise", "_mask")
+        )
+        return Inpainting(source, noise, mask, self._sigmas)
 
     def start(self) -> Tensor:
         """Return the latents before the first step that is taken."""

@@ -45,16 +45,18 @@ class JoinedBranches(ZImageLoopDenoiser):
     def __call__(self, components: Any, block_state: Any, i: int, t: torch.Tensor) -> Any:
         if block_state.negative_prompt_embeds is None:
             return super().__call__(components, block_state, i, t)
-        texts = [*block_state.prompt_embeds, *block_state.negative_prompt_embeds]
+        # A job's two branches are next to each other, also in a batch of several jobs.
+        pairs = zip(block_state.prompt_embeds, block_state.negative_prompt_embeds, strict=True)
+        texts = [text for pair in pairs for text in pair]
         if block_state.latent_model_input[0].is_cuda:
             _attend_by_length(components.transformer, [len(text) for text in texts])
         found = components.transformer(
-            x=block_state.latent_model_input * 2,
-            t=block_state.timestep.repeat(2),
+            x=[latents for latents in block_state.latent_model_input for _ in range(2)],
+            t=block_state.timestep.repeat_interleave(2),
             cap_feats=texts,
             return_dict=False,
         )[0]
-        towards, away = (one[None].squeeze(2).float() for one in found)
+        towards, away = (torch.stack(found[n::2]).squeeze(2).float() for n in range(2))
         difference = components.guider.guidance_scale * (towards - away)
         block_state.noise_pred = -(towards + difference)
         return components, block_state

@@ -6,7 +6,7 @@ No torch. A pipeline that is not in the table is refused by name.
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from hyimg_cli.manifest.written import REWRITTEN
 from hyimg_cli.media.images import view_size
 from hyimg_cli.models.common.config import Config
 from hyimg_cli.models.diffusers_image.advice import few_steps_advice, square_advice
+from hyimg_cli.models.diffusers_image.batches import batch_key
 from hyimg_cli.models.diffusers_image.file_weights import (
     TRANSFORMER,
     doubts,
@@ -361,6 +362,9 @@ class EditorFolder(ImageCheckpoint):
         texts = [job.prompt, job.negative_prompt][: self.card.branches(job)]
         return self.kind.text_row_bytes * max(map(text_rows(self.layout.folder), texts))
 
+    def batch_key(self, job: ImageJob) -> Hashable | None:
+        return batch_key(self.kind, self.card, job)
+
     def _prefix_rows(
         self, job: ImageJob, sizes: Sequence[Size], config: RunConfig
     ) -> tuple[int, int]:
@@ -492,6 +496,7 @@ def _card(layout: CheckpointLayout, kind: LibraryPipeline, model: str) -> ModelC
         keeps_small=not (kind.most and kind.scales_pictures),
         fits_kept=kind.fits_kept or not kind.most,
         inpaints=not kind.layers,
+        joins_jobs=not kind.prefix,
         edit_shape="square" if kind.squares else "source",
         rewrites=kind.rewrites,
         follows=kind.follows,

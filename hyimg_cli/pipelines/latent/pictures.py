@@ -1,16 +1,23 @@
-"""Pictures from editing models that denoise latents, one at a time."""
+"""Pictures from editing models that denoise latents, one at a time or in batches.
 
-from collections.abc import Sequence
+A batch has jobs of one size and schedule whose encoded inputs have equal shapes. On a GPU its last
+bits are its own, so jobs are only joined by request.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hyimg_cli.cache.disk import SOURCE_IMAGES
 from hyimg_cli.journal.edit_facts import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
+from hyimg_cli.manifest.planner import group_by
 from hyimg_cli.media.images import Pixels, on_white, read_view, stacked
+from hyimg_cli.memory.available import joined_pictures
 from hyimg_cli.models import registry
 from hyimg_cli.pipelines.latent.pipeline import Events, LatentPipeline, LatentRequest
 from hyimg_cli.pipelines.prefix_tree import new_prefix_tree
+from hyimg_cli.pipelines.queue import Ticket, TicketQueue
 from hyimg_cli.pipelines.request import confirm_visible, write_drawn, write_layers
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
@@ -19,6 +26,11 @@ from hyimg_cli.spec.job import ImageJob, Size
 
 if TYPE_CHECKING:
     from hyimg_cli.models.diffusers_image.model import BlockDenoiser, LatentImageModel
+
+
+_ROUNDED = (
+    "denoised together with other jobs: its last bits may differ from those of a job drawn alone"
+)
 
 
 @dataclass(eq=False)
@@ -34,7 +46,7 @@ class EditRequest(LatentRequest[ImageJob]):
 
 
 class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
-    """Draws and edits pictures, one at a time."""
+    """Draws and edits pictures, one at a time or in batches."""
 
     request_kind = EditRequest
 
@@ -56,10 +68,66 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         return opened
 
     def new_denoiser(self, works: Sequence[EditRequest]) -> "BlockDenoiser":
-        (work,) = works
-        denoiser = self._resident().denoiser(work.job, work.embeddings, self._scope)
-        work.branches = denoiser.branches
-        return denoiser
+        model = self._resident()
+        if len(works) == 1:
+            (work,) = works
+            denoiser = model.denoiser(work.job, work.embeddings, self._scope)
+            work.branches = denoiser.branches
+            return denoiser
+        if not model.keeps_bits:
+            for work in works:
+                if _ROUNDED not in work.notes:
+                    work.input_notes = (*work.input_notes, _ROUNDED)
+                    work.notes.append(_ROUNDED)
+        return model.denoiser_of([(work.job, work.embeddings) for work in works])
+
+    def _take(self, queue: TicketQueue) -> list[Ticket]:
+        """Take waiting jobs that may be denoised with the next one, too."""
+        taken = super()._take(queue)
+        if len(taken) != 1 or queue.is_whole or (key := self._key(taken[0])) is None:
+            return taken
+        names = {taken[0].job.custom_id}
+
+        def is_alike(ticket: Ticket) -> bool:
+            # The names of several callers' jobs may be equal; events are told apart by them.
+            if ticket.job.custom_id in names or self._key(ticket) != key:
+                return False
+            names.add(ticket.job.custom_id)
+            return True
+
+        return taken + queue.take_alike(self._together(taken[0]) - 1, is_alike)
+
+    def _parts(self, tickets: Sequence[Ticket]) -> Iterator[Sequence[Ticket]]:
+        """Yield jobs that may be denoised together, as many as fit into memory by then."""
+        for same in group_by(tickets, lambda ticket: self._key(ticket) or ticket).values():
+            left = same
+            while left:
+                most = self._together(left[0])
+                yield left[:most]
+                left = left[most:]
+
+    def _batches(self, works: Sequence[EditRequest]) -> Iterator[Sequence[EditRequest]]:
+        """Yield jobs that continue after one step, and whose encoded inputs have equal shapes."""
+        from hyimg_cli.models.diffusers_image.joined import form_of
+
+        for same in group_by(works, lambda it: (it.first_step, form_of(it.embeddings))).values():
+            left = same
+            while left:  # a lack of memory in an earlier batch limits later ones
+                yield left[: self._most]
+                left = left[self._most :]
+
+    def _key(self, ticket: Ticket) -> Hashable | None:
+        """Return what tickets that are denoised together have in common; None for one alone."""
+        if self._config.batch.is_invariant:
+            return None
+        own = self._resident().batch_key(cast(ImageJob, ticket.job))
+        return None if own is None else (own, ticket.scope, ticket.is_online)
+
+    def _together(self, ticket: Ticket) -> int:
+        """Return how many jobs like this one may be denoised together now."""
+        if self._key(ticket) is None:
+            return 1
+        return min(self._most, joined_pictures(cast(ImageJob, ticket.job), self._config))
 
     def decode(self, work: EditRequest) -> Events[EditRequest]:
         job, model = work.job, self._resident()

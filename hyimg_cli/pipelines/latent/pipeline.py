@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS
@@ -27,9 +28,11 @@ from hyimg_cli.journal.keys import confirm_dtype, source_digests
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
 from hyimg_cli.media.images import Digests
 from hyimg_cli.memory.fit import memory_guard
+from hyimg_cli.memory.footprint import Together
 from hyimg_cli.models.latent import LatentDenoiser, LatentModel, PromptEmbedding
 from hyimg_cli.pipelines.clock import PhaseClock, Shares, compiling_apart
 from hyimg_cli.pipelines.latent.encodings import Encodings
+from hyimg_cli.pipelines.latents_checkpoint import Kept
 from hyimg_cli.pipelines.out_of_memory import MemoryPolicy
 from hyimg_cli.pipelines.pipeline import OneJob, Pipeline
 from hyimg_cli.pipelines.queue import Dropped, Ticket, TicketQueue
@@ -80,6 +83,8 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         self._denoised: set[tuple[Path, Job]] = set()
         # Scope of the server's current job; nothing is shared with jobs of other scopes.
         self._scope = ""
+        # Limit of the jobs that are denoised together, as far as a lack of memory has shown one.
+        self._most = sys.maxsize
 
     def use(self, model: str, jobs: Sequence[OneJob], folder: JobFolder | None) -> Iterator[Event]:
         """Encode every distinct string and picture, then load the transformer.
@@ -137,21 +142,21 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         def new_clock(since: float) -> PhaseClock:
             return PhaseClock(since, synchronized, shares)
 
-        while tickets := queue.take(sys.maxsize if queue.is_whole else 1, wait=True):
+        while tickets := self._take(queue):
             for part in self._parts(tickets):
-                events = self._events(part, new_clock, is_prepared=queue.is_whole)
-                left = [*part]
+                events, at_work = self._events(part, new_clock, is_prepared=queue.is_whole), {*part}
                 with closing(events):
                     for ticket, event in events:
+                        if ticket not in at_work:
+                            continue
                         if ticket.is_dropped:
-                            # Jobs of one forward began together, and end together.
-                            for one in left:
-                                one.tell(Dropped(one.job.custom_id))
-                            break
-                        if isinstance(event, Request):
-                            left.remove(ticket)
+                            event = Dropped(ticket.job.custom_id)
                         ticket.tell(event)
+                        if isinstance(event, Dropped | Request):
+                            at_work.remove(ticket)
                         yield
+                        if not at_work:
+                            break
 
     def _events(
         self,
@@ -170,7 +175,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             encodings.scope = first.scope
         jobs: list[Any] = [ticket.job for ticket in tickets]
         if not is_prepared:
-            for event in self.use(self._resident().card.model, jobs, first.folder):
+            # Of jobs of several folders, everything is encoded, also for a job that is denoised.
+            folder = first.folder if len({ticket.folder for ticket in tickets}) == 1 else None
+            for event in self.use(self._resident().card.model, jobs, folder):
                 yield first, event
         self._revive()
         by_id = {ticket.job.custom_id: ticket for ticket in tickets}
@@ -187,15 +194,11 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
     def make(self, works: Sequence[Done]) -> Events[Done]:
         """Make the jobs' results, except for finishing the files.
 
-        Jobs without saved latents are denoised together. Failed stages get the remedies in
-        `out_of_memory`.
+        Failed stages get the remedies in `out_of_memory`.
         """
         for work in works:
             yield from self.attempt([work], self.encode)
-        left = [work for work in works if work.embeddings]
-        begun = [work for work in left if work.checkpoint and work.checkpoint.path.exists()]
-        new = [work for work in left if work not in begun]
-        for batch in filter(None, [new, *([work] for work in begun)]):
+        for batch in self._batches([work for work in works if work.embeddings]):
             yield from self.attempt(batch, self.denoise)
         self._resident().unload_networks()  # the steps' ones, if networks take turns
         for work in works:
@@ -240,7 +243,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         work.clock.enter("queue")
 
     def denoise(self, *works: Done) -> Events[Done]:
-        """Denoise one job from its kept latents on, or several new jobs together.
+        """Denoise one job, or several together, from their kept latents on.
 
         Latents are read on the host only if they are kept.
         """
@@ -250,8 +253,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         denoiser = self.new_denoiser(works)
         for one in works:
             yield Progress(one.job.custom_id, "denoise", 0, denoiser.steps)
-        if is_alone and work.checkpoint is not None and (kept := work.checkpoint.found()):
-            denoiser.restore(kept.step, kept.latents, kept.state)
+        if kept := self._kept(works):
+            latents = torch.cat([one.latents for one in kept])
+            denoiser.restore(kept[0].step, latents, kept[0].state)
         compiles, phase = self._config.model.compile_blocks and is_alone, "denoise_first"
         while not denoiser.is_done:
             with compiling_apart(work.clock, phase, is_on=compiles):
@@ -290,9 +294,11 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
             encoder.release()
 
     def attempt(self, works: Sequence[Done], stage: Callable[..., Events[Done]]) -> Events[Done]:
-        """Run a stage, with the remedies for failure."""
-        memory = MemoryPolicy(self.drop, "the text encoders and the prefixes of pictures")
-        return memory.attempt(works, stage, lambda work, error: [work.as_lost(error)])
+        """Run a stage, with the remedies for failure, and learn how many jobs fit into memory."""
+        kept, most = "the text encoders and the prefixes of pictures", Together(1, self._most)
+        memory = MemoryPolicy(self.drop, kept, most)
+        yield from memory.attempt(works, stage, lambda work, error: [work.as_lost(error)])
+        self._most = memory.most.drawing
 
     def forget(self) -> None:
         for encodings in self._encodings.values():
@@ -304,6 +310,7 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         super().release()
         self._is_loaded = self._denoises = False
         self.fitted = self._config
+        self._most = sys.maxsize
 
     def cache_counts(self) -> dict[str, dict[str, int]]:
         encoders, runs = self._resident().encoders, dict[str, int]()
@@ -323,9 +330,31 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         """Load the weights that decode and, if asked, those that denoise."""
         self._resident().load_weights(with_transformer=with_transformer)
 
+    def _take(self, queue: TicketQueue) -> list[Ticket]:
+        """Wait for tickets, and take all of a whole queue, or the next one."""
+        return queue.take(sys.maxsize if queue.is_whole else 1, wait=True)
+
     def _parts(self, tickets: Sequence[Ticket]) -> Iterable[Sequence[Ticket]]:
         """Return groups of jobs to denoise together; each job alone unless overridden."""
         return [[ticket] for ticket in tickets]
+
+    def _batches(self, works: Sequence[Done]) -> Iterable[Sequence[Done]]:
+        """Return encoded jobs in batches to denoise: new ones, and each begun one alone."""
+        begun = [work for work in works if work.checkpoint and work.checkpoint.path.exists()]
+        new = [work for work in works if work not in begun]
+        return filter(None, [new, *([work] for work in begun)])
+
+    @staticmethod
+    def _kept(works: Sequence[Done]) -> list[Kept]:
+        """Return the jobs' kept latents; none unless all of them can continue after one step.
+
+        Jobs whose state is more than their latents continue alone.
+        """
+        found = [work.checkpoint.found() for work in works if work.checkpoint is not None]
+        kept = [one for one in found if one is not None]
+        if len(kept) < len(works) or len({one.step for one in kept}) > 1:
+            return []
+        return [] if len(kept) > 1 and any(one.state for one in kept) else kept
 
     def _digests(self, job: OneJob) -> tuple[Digests, ...]:
         return tuple(map(self._digest_of, job.images))

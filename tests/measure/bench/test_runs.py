@@ -144,7 +144,7 @@ def test_videos_are_compared_frame_by_frame(tmp_path: Path) -> None:
     assert len(list((found.kept / "A").iterdir())) == 10
     assert not rows["cached, other seed"].unchanged
     ignored, by_frames = found.notes[:2]
-    whom = "models that write text only"
+    whom = "models that draw jobs together only"
     assert ignored == f"--no-batch-invariant applies to {whom}; this manifest has none"
     assert "videos: compared by frames" in by_frames
     embedded = [

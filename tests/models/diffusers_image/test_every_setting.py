@@ -28,6 +28,7 @@ REFUSED = {
 # What no job of the manifest does, by a part of the sentence.
 TOLD = dict.fromkeys(TABLES["outside"], "keep_outside only")
 TOLD |= {"quality": "lossy WebP only", "lossless": "WebP only"}
+TOLD |= {"batching_max_size": "with --no-batch-invariant only"}
 # A region turns keep_outside on.
 del TOLD["region"], TOLD["keep_outside"]
 # Values that this machine can follow, and what else they need.
