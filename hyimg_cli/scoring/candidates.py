@@ -14,6 +14,7 @@ from hyimg_cli.journal.keys import file_digest
 from hyimg_cli.journal.past_run import PastJob, past_jobs
 from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoresFile, read_lines
 from hyimg_cli.journal.resume import is_intact
+from hyimg_cli.manifest.written import digests_of
 from hyimg_cli.scoring.process import ScorerProcess
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
@@ -28,6 +29,8 @@ _MOST_FAULTS = 5
 Tell = Callable[[str], object]
 Groups = dict[str, list["Candidate"]]
 T = TypeVar("T")
+# What a scorer is shown only if it needs it.
+_OPTIONAL = ("mask", "text", "confidence")
 
 
 class Candidate(PastJob):
@@ -59,8 +62,8 @@ class Candidate(PastJob):
     @property
     def has(self) -> set[str]:
         """What can be shown to a scorer, by the words of `scorers.NEEDS`."""
-        shown = self.case(("mask", "text"))
-        return {"prompt", *(name for name in ("result", "mask", "text") if shown[name])} | (
+        shown = self.case(_OPTIONAL)
+        return {"prompt", *(name for name in ("result", *_OPTIONAL) if shown[name])} | (
             {"source"} if shown["sources"] else set()
         )
 
@@ -78,6 +81,7 @@ class Candidate(PastJob):
         facts = [identity, self.content, [*sources], self.line["prompt"]]
         facts += [shown["kept_source"]] if "source" in needs else []
         facts += [shown["text"]] if "text" in needs else []
+        facts += [shown["confidence"]] if "confidence" in needs else []
         facts += [files_of_edit(self.result).get("mask")] if "mask" in needs else []
         return digest.of_json(facts)
 
@@ -94,7 +98,22 @@ class Candidate(PastJob):
             "result": path and str(folder / path),
             "mask": str(folder / matte["path"]) if matte and "mask" in needs else None,
             "text": text if "text" in needs else None,
+            "confidence": self._confidence if "confidence" in needs else None,
         }
+
+    @property
+    def _confidence(self) -> Any:
+        """What the model found of the text that it wrote; None for a text that was given or edited.
+
+        Of a text without a picture, its note has it.
+        """
+        if self.result:
+            return self.result.get("confidence")
+        note, line = self.line.get("written"), self.line
+        if not isinstance(note, dict) or "confidence" not in note:
+            return None
+        found = digests_of(line.get("cot_text"), line.get("cot_token_ids"))
+        return note["confidence"] if found.items() <= note.items() else None
 
 
 def read_candidates(place: Path) -> Groups:
