@@ -12,21 +12,18 @@ _READER = TypeAdapter(TextConfidence)
 _DIGITS = 6
 
 
-def confidence_of(
-    logprobs: Mapping[int, float], recaption: int | None, stop: int
-) -> TextConfidence | None:
-    """Return the confidence of the text before place `stop`; None if no token was chosen freely.
+def confidence_of(logprobs: Mapping[int, float], recaption: int | None) -> TextConfidence | None:
+    """Return the confidence of a text; None if none of its tokens was chosen freely.
 
-    `logprobs`: by the places of the tokens. `recaption`: where the description begins, if it does.
+    `logprobs`: by the places of its tokens. `recaption`: where the description begins, if it does.
     """
-    own = {place: logprob for place, logprob in logprobs.items() if place < stop}
-    if not own:
+    if not logprobs:
         return None
-    total = round(sum(own.values()), _DIGITS)
+    total = round(sum(logprobs.values()), _DIGITS)
     if recaption is None:
-        return TextConfidence(total, len(own))
-    part = [logprob for place, logprob in own.items() if place > recaption]
-    return TextConfidence(total, len(own), round(sum(part), _DIGITS), len(part))
+        return TextConfidence(total, len(logprobs))
+    part = [logprob for place, logprob in logprobs.items() if place > recaption]
+    return TextConfidence(total, len(logprobs), round(sum(part), _DIGITS), len(part))
 
 
 def read_confidence(record: Any) -> TextConfidence | None:

@@ -171,7 +171,7 @@ class DecodeRequest:
         ending = tuple(self._written[len(ids) :])
         text = GeneratedText(tuple(ids), model.decode_text(ids), self._cut, ending)
         fed = tuple(self.context.ids[self._prompt_stop :])
-        confidence = confidence_of(self._logprobs, self._script.recaption(ids), len(ids))
+        confidence = confidence_of(self._logprobs, self._script.recaption(ids))
         return CachedText(text, fed, tuple(self.runs), self._name, confidence)
 
     @property
@@ -205,16 +205,23 @@ class DecodeRequest:
 
     def _end(self, why: str, before: int | None = None) -> None:
         """Close the text here, although it lacks its closing tag."""
-        self._cut = why
-        self._written = self._script.forced_ending(self._written, before)
+        self._cut, chosen = why, self._written
+        self._written = self._script.forced_ending(chosen, before)
+        kept = _common(chosen, self._written)
+        self._logprobs = {at: logprob for at, logprob in self._logprobs.items() if at < kept}
         self.is_done = self._script.is_done(self._written[-1])
         # A tag that opened nothing is left out, but may have been fed.
         fed = self.context.ids[self._unwritten :]
-        pairs = enumerate(zip(fed, self._written, strict=False))
-        kept = next((n for n, (was, is_) in pairs if was != is_), min(len(fed), len(self._written)))
+        kept = _common(fed, self._written)
         if kept < len(fed):
             del self.context.ids[self._unwritten + kept :]
             self._withdraw()
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many leading ids are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 # The decodings whose latest token was read, each with the error if it could not be read or written.
