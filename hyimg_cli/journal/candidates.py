@@ -8,10 +8,13 @@ from hyimg_cli.journal.journal import RunFolder, files_of_edit
 from hyimg_cli.journal.keys import file_digest
 from hyimg_cli.journal.past_run import PastJob
 from hyimg_cli.journal.resume import is_intact
+from hyimg_cli.manifest.written import digests_of
 from hyimg_cli.spec import digest
 
 Values = dict[str, float]
 Scores = Mapping[str, Mapping[str, Any]]
+# What a scorer is shown only if it needs it.
+_OPTIONAL = ("mask", "text", "confidence")
 
 
 class Candidate(PastJob):
@@ -43,8 +46,8 @@ class Candidate(PastJob):
     @property
     def has(self) -> set[str]:
         """What can be shown to a scorer, by the words of `scorers.NEEDS`."""
-        shown = self.case(("mask", "text"))
-        return {"prompt", *(name for name in ("result", "mask", "text") if shown[name])} | (
+        shown = self.case(_OPTIONAL)
+        return {"prompt", *(name for name in ("result", *_OPTIONAL) if shown[name])} | (
             {"source"} if shown["sources"] else set()
         )
 
@@ -62,6 +65,7 @@ class Candidate(PastJob):
         facts = [identity, self.content, [*sources], self.line["prompt"]]
         facts += [shown["kept_source"]] if "source" in needs else []
         facts += [shown["text"]] if "text" in needs else []
+        facts += [shown["confidence"]] if "confidence" in needs else []
         facts += [files_of_edit(self.result).get("mask")] if "mask" in needs else []
         return digest.of_json(facts)
 
@@ -78,7 +82,22 @@ class Candidate(PastJob):
             "result": path and str(folder / path),
             "mask": str(folder / matte["path"]) if matte and "mask" in needs else None,
             "text": text if "text" in needs else None,
+            "confidence": self._confidence if "confidence" in needs else None,
         }
+
+    @property
+    def _confidence(self) -> Any:
+        """What the model found of the text that it wrote; None for a text that was given or edited.
+
+        Of a text without a picture, its note has it.
+        """
+        if self.result:
+            return self.result.get("confidence")
+        note, line = self.line.get("written"), self.line
+        if not isinstance(note, dict) or "confidence" not in note:
+            return None
+        found = digests_of(line.get("cot_text"), line.get("cot_token_ids"))
+        return note["confidence"] if found.items() <= note.items() else None
 
 
 def scores_of(

@@ -514,7 +514,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome as a result line, with the user's `x_` keys."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
-    for name in ("written", "sigmas", *LINEAGE, "source_sha256", "model_sha256"):
+    for name in ("written", "confidence", "sigmas", *LINEAGE, "source_sha256", "model_sha256"):
         if entry[name] is None:
             del entry[name]
     if not outcome.finishing_key:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,11 +77,11 @@ class Readback:
         if self._is_there is not None:
             self._is_there.record(torch.cuda.current_stream(source.device))
 
-    def values(self) -> list[int]:
+    def values(self) -> list[Any]:
         """Return the numbers; waits for the copy alone, not for work queued after it."""
         if self._is_there is not None:
             self._is_there.synchronize()
-        numbers: list[int] = self._host.tolist()
+        numbers: list[Any] = self._host.tolist()
         return numbers
 
 

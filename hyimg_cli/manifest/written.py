@@ -55,7 +55,7 @@ class Replay:
     """A text that was written earlier, as its job's AR stage had it.
 
     If it is fed in the same way, it gives exactly the same K/V. `job`: the job that would write it.
-    See `KnownText` for the rest.
+    `confidence`: what its writer had, as JSON. See `KnownText` for the rest.
     """
 
     job: ImageJob
@@ -64,6 +64,7 @@ class Replay:
     cut: str
     lengths: tuple[int, ...]
     withdrawn: tuple[int, ...]
+    confidence: Any = None
 
     @classmethod
     def of(cls, job: ImageJob) -> "Replay | None":
@@ -80,7 +81,8 @@ class Replay:
             bot_task=note["bot_task"],
             text=replace(job.text, max_new_tokens=most),
         )
-        return cls(writing, ids, ending, note["cut"], lengths, withdrawn)
+        confidence = note.get("confidence")
+        return cls(writing, ids, ending, note["cut"], lengths, withdrawn, confidence)
 
     def fed(self, opening: int) -> tuple[int, ...]:
         """Return the ids after a prompt that ends with the first `opening` ids of the text."""

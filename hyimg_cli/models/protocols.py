@@ -163,3 +163,7 @@ class TextScript:
     def text_of(self, written: list[int]) -> list[int]:
         """Return the text's ids with its tags, without the ids that open the picture."""
         return written
+
+    def recaption(self, ids: Sequence[int]) -> int | None:
+        """Return where a text's description of its picture begins; None if it has none."""
+        return None

@@ -160,6 +160,8 @@ def _facts(asked: Entry, result: Entry) -> Iterator[tuple[str, str]]:
         yield "edit", f"{edit['kind']}{area}"
     if edit.get("outside_equal"):
         yield "outside the edit", "every pixel equals the source"
+    if confidence := result.get("confidence"):
+        yield "confidence", "{logprob:.2f}, {tokens} tokens".format_map(confidence)
     for one in fields(Outcome):
         value = result.get(one.name)
         if (label := one.metadata.get("label")) and value not in (None, one.default):

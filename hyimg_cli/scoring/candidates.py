@@ -26,6 +26,8 @@ _MOST_FAULTS = 5
 Tell = Callable[[str], object]
 Groups = dict[str, list[Candidate]]
 T = TypeVar("T")
+# What a scorer is shown only if it needs it.
+_OPTIONAL = ("mask", "text", "confidence")
 
 
 def read_candidates(place: Path) -> Groups:

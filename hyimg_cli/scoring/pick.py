@@ -26,6 +26,7 @@ _LACKING = {
     "mask": "no mask of its edit",
     "result": "no picture",
     "text": "no text",
+    "confidence": "its text was not written by a model",
 }
 
 

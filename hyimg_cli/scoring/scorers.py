@@ -1,6 +1,6 @@
 """Find a scorer by its name on the command line, without running its code.
 
-    [NAME=]TARGET       TARGET: outside, text, judge:MODEL; an entry point of the group
+    [NAME=]TARGET       TARGET: confidence, outside, text, judge:MODEL; an entry point of the group
                         hyimg.scorers; MODULE:FUNCTION; or FILE.py:FUNCTION
 
 A module declares its scorers in a literal, which is read from its source:
@@ -37,7 +37,7 @@ from hyimg_cli.spec import digest
 ENTRY_POINTS = "hyimg.scorers"
 RUBRIC = Path(__file__).with_name("rubric.txt")
 # The inputs that a scorer may need: it is not shown a case without one of them.
-NEEDS = frozenset({"prompt", "source", "result", "mask", "text"})
+NEEDS = frozenset({"prompt", "source", "result", "mask", "text", "confidence"})
 # The declarations that a scorer may make, with their defaults.
 _DECLARED: dict[str, Any] = {
     "version": "",
@@ -51,6 +51,7 @@ _DECLARED: dict[str, Any] = {
 # A rubric must ask for these marks; an edit's source is a mark of its own, which may be left out.
 JUDGE_KEYS = ("follows", "quality")
 _BUILT_IN = {
+    "confidence": "hyimg_cli.measure.confidence",
     "outside": "hyimg_cli.measure.scorers",
     "text": "hyimg_cli.measure.scorers",
     "judge": "hyimg_cli.scoring.judge",

@@ -115,6 +115,20 @@ class StepCacheReport:
 
 
 @dataclass(frozen=True)
+class TextConfidence:
+    """How probable a model found the text that it wrote: natural logarithms, summed.
+
+    At temperature 1 and before top-k, top-p and penalties, over the `tokens` that it chose freely.
+    `recaption`: the same for the part that describes the picture; None without one.
+    """
+
+    logprob: float
+    tokens: int
+    recaption_logprob: float | None = None
+    recaption_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class OutputFile:
     """A written picture. `path` is relative to the output folder; digests are hex sha256."""
 
@@ -177,8 +191,9 @@ class Outcome:
 
     `outputs`: of a picture in layers, what they add up to, then each layer from the lowest.
     `cot_from`: the job that wrote the text, if it was another one. `written`: how the text came
-    about, for a job that ends with its text. `edit`: what a redraw did to the source that it was
-    put back on, and its files; `finishing_key`: everything that must be equal for that to be valid.
+    about, for a job that ends with its text. `confidence`: what the text's writer had; None for a
+    text that was given. `edit`: what a redraw did to the source that it was put back on, and its
+    files; `finishing_key`: everything that must be equal for that to be valid.
     `sigmas`: of a schedule that is not the checkpoint's own. `warnings`: what somebody should look
     at; `notes`: how its inputs were read and how it was made, which degrades nothing.
     `candidate_of` to `draft_of`: as in `spec.job.Lineage`. `source_sha256`: of each source's bytes.
@@ -195,6 +210,7 @@ class Outcome:
     cot_token_ids: tuple[int, ...] | None = None
     cot_from: str | None = None
     written: dict[str, Any] | None = None
+    confidence: TextConfidence | None = None
     sigmas: tuple[float, ...] | None = None
     step_cache: StepCacheReport | None = None
     think_truncated: bool = False

@@ -381,10 +381,10 @@ def test_a_token_that_cannot_be_written_fails_its_own_job(
 ) -> None:
     accept, calls = DecodeRequest.accept, iter(range(10**6))
 
-    def failing(self: DecodeRequest, choice: Any, id_: int) -> None:
+    def failing(self: DecodeRequest, choice: Any, *read: Any) -> None:
         if next(calls) == 4:
             raise RuntimeError("what follows it is not known")
-        accept(self, choice, id_)
+        accept(self, choice, *read)
 
     monkeypatch.setattr(DecodeRequest, "accept", failing)
     ends = _run(mixed[:6], studio_of(family), 6, read_lag)

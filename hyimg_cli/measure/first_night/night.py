@@ -64,7 +64,7 @@ class Night:
             ("doctor", self._doctor),
             ("pull", self._pull),
             ("plan", self._plan),
-            *((kind, lambda kind=kind: self._run(kind)) for kind in _RUNS),  # type: ignore[misc]
+            *((kind, lambda kind=kind: self._run(kind)) for kind in _RUNS),
             ("diffusers", self._loop),
         )
         for name, step in steps:

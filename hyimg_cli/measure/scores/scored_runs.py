@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.keys import file_digest
 from hyimg_cli.journal.past_run import past_jobs
 from hyimg_cli.journal.picks import ScoresFile
 from hyimg_cli.measure.scores.intervals import Samples
-from hyimg_cli.scoring.candidates import Candidate, facts_in
+from hyimg_cli.scoring.candidates import facts_in
 from hyimg_cli.settings.values import nearest, shown
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import VIDEO_TASKS
@@ -135,7 +136,7 @@ def read_scored_run(place: Path, name: str) -> ScoredRun:
         found = _scores_of(one, declared, identity, file)
         lines += found.values()
         if part:
-            found = {n: line | {"value": _part_of(line, part)} for n, line in found.items()}
+            found = {n: {**line, "value": _part_of(line, part)} for n, line in found.items()}
         samples[job.custom_id] = _sample(one, found, _why_not(one, declared))
     if part and all(one.mean is None for one in samples.values()):
         what, hint = f"{scorer} has no part {shown(part)}", "parts are in scores.jsonl"

@@ -97,6 +97,10 @@ class Script(TextScript):
             return ""
         return f"the text ended early at {name(id_)}, before {name(self.end)}"
 
+    def recaption(self, ids: Sequence[int]) -> int | None:
+        tag = self.vocabulary.recaption
+        return ids.index(tag) if tag in ids else None
+
     def text_of(self, written: list[int]) -> list[int]:
         return written[: len(written) - len(self.ending)]
 

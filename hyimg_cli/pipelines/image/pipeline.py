@@ -170,6 +170,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             "cot_from": done.cot_from,
             # For a draft, so that its final job can reuse the text.
             "written": done.cached.note if done.cached and keeps_note else None,
+            "confidence": done.cached.confidence if done.cached else None,
             "think_truncated": bool(text.cut),
             "ratio_index": done.canvas.bucket.token_index,
             "kv_reuse": reuse,

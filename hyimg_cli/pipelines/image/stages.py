@@ -27,6 +27,7 @@ from hyimg_cli.media.images import Pixels, SourceImage, stretch
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, Prefill
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
+from hyimg_cli.pipelines.image.confidence import read_confidence
 from hyimg_cli.pipelines.image.prefill import Prefilling
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
 from hyimg_cli.pipelines.latents_checkpoint import Kept, LatentsCheckpoint
@@ -318,7 +319,8 @@ class ImageStages:
             return None
         text = self.model.decode_text(replay.ids)
         written = GeneratedText(replay.ids, text, replay.cut, replay.ending)
-        return replay.job, CachedText(written, replay.fed(count), runs, job.custom_id)
+        fed, confidence = replay.fed(count), read_confidence(replay.confidence)
+        return replay.job, CachedText(written, fed, runs, job.custom_id, confidence)
 
     def _context(self, work: ImageRequest) -> Prefilling[Context]:
         """Return the AR stage's context; empty if no later stage needs it."""

@@ -8,6 +8,8 @@ ended, or to continue with forced tokens, one row too many was decoded. That row
 buffer, its draw is made again, and it is counted separately. On a CPU ids are known at once and no
 row is wasted. Ids and draws are the same either way.
 
+The log-probability of every freely chosen token is read with its id: see `confidence`.
+
 A finished text is kept for jobs that would write the same one: one decode, n drawings. Its key is
 its job's inputs and the bytes of its sources. Its ids are kept here. Its K/V are in the tree of
 prefixes, after its prompt's, as long as they fit.
@@ -29,8 +31,10 @@ from hyimg_cli.kernels.transfer import Readback, to_device
 from hyimg_cli.manifest.planner import TextIdentity
 from hyimg_cli.models.common.model import DecoderModel
 from hyimg_cli.models.protocols import Context, GeneratedText
+from hyimg_cli.pipelines.image.confidence import confidence_of, read_confidence
 from hyimg_cli.pipelines.image.sampling import Draw, choose, uniform_numbers
 from hyimg_cli.pipelines.out_of_memory import Attempt
+from hyimg_cli.spec.events import TextConfidence
 from hyimg_cli.spec.job import ImageJob
 
 _KEPT_BYTES = 64_000_000
@@ -66,6 +70,8 @@ class DecodeRequest:
         self.is_done = False
         self._script = model.script(job)
         self._written = [*self._script.opening]
+        # The log-probabilities of the freely chosen tokens, by their places in `_written`.
+        self._logprobs: dict[int, float] = {}
         self._unwritten = len(context.ids) - len(self._written)
         budget = model.text_budget(job, context)
         self._limit = len(self._written) + budget
@@ -130,14 +136,16 @@ class DecodeRequest:
         self._drawn += self._is_free
         return self._choice
 
-    def accept(self, choice: ChosenToken, id_: int) -> None:
+    def accept(self, choice: ChosenToken, id_: int, logprob: float) -> None:
         """Append a token that has been read, and the tokens that must follow it.
 
-        Ends the text before this token if the script says so.
+        Ends the text before this token if the script says so. `logprob`: see `DecodeLoop`.
         """
         if choice.is_free and (why := self._script.early_end(id_)):
             self._end(why, before=id_)
         else:
+            if choice.is_free:
+                self._logprobs[len(self._written)] = logprob
             self._written.append(id_)
         is_latest = choice is self._choice
         if is_latest:
@@ -163,7 +171,8 @@ class DecodeRequest:
         ending = tuple(self._written[len(ids) :])
         text = GeneratedText(tuple(ids), model.decode_text(ids), self._cut, ending)
         fed = tuple(self.context.ids[self._prompt_stop :])
-        return CachedText(text, fed, tuple(self.runs), self._name)
+        confidence = confidence_of(self._logprobs, self._script.recaption(ids))
+        return CachedText(text, fed, tuple(self.runs), self._name, confidence)
 
     @property
     def _is_free(self) -> bool:
@@ -196,16 +205,23 @@ class DecodeRequest:
 
     def _end(self, why: str, before: int | None = None) -> None:
         """Close the text here, although it lacks its closing tag."""
-        self._cut = why
-        self._written = self._script.forced_ending(self._written, before)
+        self._cut, chosen = why, self._written
+        self._written = self._script.forced_ending(chosen, before)
+        kept = _common(chosen, self._written)
+        self._logprobs = {at: logprob for at, logprob in self._logprobs.items() if at < kept}
         self.is_done = self._script.is_done(self._written[-1])
         # A tag that opened nothing is left out, but may have been fed.
         fed = self.context.ids[self._unwritten :]
-        pairs = enumerate(zip(fed, self._written, strict=False))
-        kept = next((n for n, (was, is_) in pairs if was != is_), min(len(fed), len(self._written)))
+        kept = _common(fed, self._written)
         if kept < len(fed):
             del self.context.ids[self._unwritten + kept :]
             self._withdraw()
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many leading ids are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 # The decodings whose latest token was read, each with the error if it could not be read or written.
@@ -220,8 +236,8 @@ class DecodeLoop:
         """`lag`: number of launched steps that stay unread: 0, or 1 to keep a device busy."""
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
-        # The choices of a step, and their ids on the way to the host.
-        self._unread: deque[tuple[list[ChosenToken], Readback]] = deque()
+        # The choices of a step, and their ids and log-probabilities on the way to the host.
+        self._unread: deque[tuple[list[ChosenToken], Readback, Readback]] = deque()
 
     def step(self, decodings: Sequence[DecodeRequest]) -> Read:
         """Launch a step of every decoding that can continue, then read the step before it."""
@@ -242,25 +258,29 @@ class DecodeLoop:
             decoding.fed()
         draws = [decoding.draw() for decoding in decodings]
         logits_RV = self._model.text_logits([decoding.context for decoding in decodings])
+        # What the model itself finds: at temperature 1, before anything is masked.
+        logprob_RV = logits_RV.log_softmax(dim=-1)
         for logits_V, decoding in zip(logits_RV, decodings, strict=True):
             decoding.penalize(logits_V)
         ids_R = choose(logits_RV, draws)
         choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
-        self._unread.append((choices, Readback(ids_R)))
+        logprob_R = logprob_RV.gather(1, ids_R[:, None])[:, 0]
+        self._unread.append((choices, Readback(ids_R), Readback(logprob_R)))
 
     def _read(self, *, keep: int) -> Read:
         read: Read = {}
         while len(self._unread) > keep:
-            launched, readback = self._unread.popleft()
+            launched, ids, logprobs = self._unread.popleft()
             choices = [choice for choice in launched if not choice.is_void]
             try:
-                id_of = dict(zip(launched, readback.values(), strict=True))
+                read_values = zip(ids.values(), logprobs.values(), strict=True)
+                value_of = dict(zip(launched, read_values, strict=True))
             except Exception as error:
                 read |= {choice.decoding: error for choice in choices}
                 continue
             for choice in choices:
                 with Attempt() as tried:
-                    choice.decoding.accept(choice, id_of[choice])
+                    choice.decoding.accept(choice, *value_of[choice])
                 # A decoding that failed stays failed, whatever was launched after it.
                 read[choice.decoding] = read.get(choice.decoding) or tried.error
         return read
@@ -268,7 +288,7 @@ class DecodeLoop:
 
 @dataclass(frozen=True)
 class CachedText:
-    """A text, and `writer`, the job that wrote it.
+    """A text, and `writer`, the job that wrote it, with what `confidence` it had.
 
     `fed`: the ids in its context after the prompt. `runs`: the groups in which they were fed,
     including ids that were withdrawn at the end. Feeding the same groups again gives the same K/V
@@ -279,6 +299,7 @@ class CachedText:
     fed: tuple[int, ...]
     runs: tuple[tuple[int, ...], ...]
     writer: str
+    confidence: TextConfidence | None = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -292,7 +313,8 @@ class CachedText:
         ids = None if text["ids"] is None else tuple(text["ids"])
         written = GeneratedText(ids, text["text"], text["cut"], tuple(text["ending"]))
         runs = tuple(map(tuple, record["runs"]))
-        return cls(written, tuple(record["fed"]), runs, record["writer"])
+        confidence = read_confidence(record.get("confidence"))
+        return cls(written, tuple(record["fed"]), runs, record["writer"], confidence)
 
     @property
     def note(self) -> dict[str, Any]:
@@ -303,7 +325,7 @@ class CachedText:
             "ending": list(self.text.ending),
             "lengths": [len(run) for run in self.runs],
             "withdrawn": entered[len(self.fed) :],
-        }
+        } | ({"confidence": asdict(self.confidence)} if self.confidence else {})
 
 
 class Texts(Memo[Key, CachedText]):
