@@ -84,6 +84,7 @@ class ImageCheckpoint(Protocol):
 
         For a model whose card `rewrites`.
         """
+        raise AssertionError("only a card that rewrites is asked")
 
     def load_rewriter(self, choice: ModelChoice) -> "Rewriter":
         """Load that rewriter. Raises CheckpointError, or MachineError for the device."""

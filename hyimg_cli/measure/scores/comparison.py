@@ -75,7 +75,7 @@ def two_runs(a: ScoredRun, b: ScoredRun, *, allow_unpaired: bool = False) -> Rec
 def largest_differences(a: ScoredRun, b: ScoredRun, most: int) -> list[Record]:
     """Return the pairs whose mean scores differ most, each with its files and values."""
     pairs = [(one, b.samples[name]) for name, one in a.samples.items() if name in b.samples]
-    shown = [
+    shown: list[Record] = [
         {
             "name": one.custom_id,
             "prompt": one.prompt,

@@ -208,9 +208,9 @@ class LatentsAlone(Flux3VaeEncoderStep):
 
     @torch.no_grad()
     def __call__(self, components: Any, state: Any) -> Any:
-        components, state = super().__call__(components, state)
+        made: tuple[Any, Any] = super().__call__(components, state)
         state.set("condition_images", None)
-        return components, state
+        return made
 
 
 class OneText:

@@ -196,7 +196,7 @@ class EditorFolder(ImageCheckpoint):
         ]
         if self.card.licence == UNKNOWN and self.card.made_as:
             said, is_free = f"the licence of {self.card.name} is not known: read its page", False
-        how = (self.card.made_as,) if self.card.made_as else ()
+        how: tuple[str, ...] = (self.card.made_as,) if self.card.made_as else ()
         if self.kind.rewrites and REWRITTEN not in json.loads(job.extra_json):
             how += (_NOT_REWRITTEN.format(self.card.name),)
         return (*(() if is_free else (said,)), *how, *long, *self.notes(job))

@@ -149,10 +149,9 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
                     for ticket, event in events:
                         if ticket not in at_work:
                             continue
-                        if ticket.is_dropped:
-                            event = Dropped(ticket.job.custom_id)
-                        ticket.tell(event)
-                        if isinstance(event, Dropped | Request):
+                        is_over = ticket.is_dropped or isinstance(event, Request)
+                        ticket.tell(Dropped(ticket.job.custom_id) if ticket.is_dropped else event)
+                        if is_over:
                             at_work.remove(ticket)
                         yield
                         if not at_work:

@@ -42,7 +42,7 @@ class PromptRewriter:
         given, notes = read_given(tuple(zip(job.views, digests, strict=True)), keeps_alpha=False)
         pictures = [to_pil_image(one.pixels) for one in given]
         self._place.offload.onload(self._network)
-        counted = _Counted(self._network, self._place.device)
+        counted: Any = _Counted(self._network, self._place.device)
         try:
             text = library.upsample_prompt(
                 counted,
