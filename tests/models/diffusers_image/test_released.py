@@ -243,7 +243,7 @@ def test_a_model_that_does_not_fit_is_told_the_flag_that_helps(
         (2, "use a machine"),
     ):
         recipe.write_text(f"[batch]\nmemory_gb = {gb}\n")
-        code, flags = MachineError.exit_code, (*GPU, "--recipe", str(recipe))
+        code, flags = MachineError.exit_code, (*GPU, "--no-auto-fit", "--recipe", str(recipe))
         plan = plan_of(run_cli, released(model), CHECKPOINTS[model][0], *flags, code=code)
         (said,) = plan["too_large"].values()
         assert helps in said
