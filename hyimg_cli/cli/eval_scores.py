@@ -42,7 +42,8 @@ def show_scores(
     names = names or [name for name in known[0] if all(name in some for some in known)]
     if not names:
         what = f"the runs share no scorer: {', '.join(known[0])} and {', '.join(known[-1])}"
-        raise UsageError(what, where=places[-1], hint="score both by the same scorer", code="eval.scores")
+        hint = "score both by the same scorer"
+        raise UsageError(what, where=places[-1], hint=hint, code="eval.scores")
     records, sections = [], []
     for name in names:
         runs = [read_scored_run(place, name) for place in places]
