@@ -21,7 +21,7 @@ def mark(cases, options):
     for place, case in enumerate(cases):
         given = marks[case["result"].split("/")[-3]][case["id"]]
         value = given.pop(0) if isinstance(given, list) else given
-        facts = {"model": marks.get("model", "m-1")}
+        facts = {"model": marks.get("model", "m-1"), "fingerprint": marks.get("print", "fp")}
         if isinstance(value, str):
             yield {"case": place, "value": None, "fault": value, "facts": facts}
         else:
@@ -224,6 +224,15 @@ def test_a_judge_that_changed_within_a_run_is_said_with_counts(lab: Lab) -> None
     ran = lab.compare("a")
     assert ran.code == 1
     assert "model is not the same for all scores: m-1 (6), m-2 (6)" in ran.out
+
+
+def test_another_fingerprint_is_noted_only(lab: Lab) -> None:
+    for name in ("a", "b"):
+        lab.draw(name)
+        lab.score(name, marks=MARKS | {"print": f"fp-{name}"})
+    ran = lab.compare("a", "b")
+    assert ran.code == 0
+    assert "note: fingerprint is fp-a in A and fp-b in B\n" in ran.out
 
 
 def test_the_page_shows_the_comparison_and_the_pairs(scored: Lab) -> None:

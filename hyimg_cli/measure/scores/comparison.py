@@ -5,7 +5,7 @@ missing samples left out, and with each at the worst value of the scorer's range
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hyimg_cli.errors import UsageError
@@ -17,6 +17,8 @@ from hyimg_cli.spec.units import counted, names_text
 
 _MOST_NAMED = 20
 LEFT_OUT, AS_WORST = "left_out", "as_worst"
+# Facts that endpoints change without another model: noted, but the scores still compare.
+_NOTED = {"fingerprint"}
 APART, NOT_APART, UNKNOWN = "told apart", "cannot be told apart", "not known"
 Record = dict[str, Any]
 
@@ -28,12 +30,8 @@ def one_run(run: ScoredRun) -> Record:
     found = {LEFT_OUT: estimate(table)}
     if run.incomplete:
         found[AS_WORST] = estimate(table.with_missing_as(run.worst))
-    return {
-        "scorer": run.scorer,
-        "a": _side(run),
-        "mean": _estimates(found),
-        "warnings": [*_changes(run)],
-    }
+    own = {"scorer": run.scorer, "a": _side(run), "mean": _estimates(found)}
+    return own | _told(_changes(run))
 
 
 def two_runs(a: ScoredRun, b: ScoredRun, *, allow_unpaired: bool = False) -> Record:
@@ -51,14 +49,14 @@ def two_runs(a: ScoredRun, b: ScoredRun, *, allow_unpaired: bool = False) -> Rec
         better = a.declared.get("higher_is_better", True)
         worst = (min if better else max)(a.worst, b.worst)
         found[AS_WORST] = difference(*(table.with_missing_as(worst) for table in tables))
-    warnings = [*_changes(a), *_changes(b), *_other_judges(a, b)]
+    told = _told([*_changes(a), *_changes(b), *_other_judges(a, b)])
     if unpaired:
-        warnings.append(f"left out, because only one run has them: {names_text(unpaired)}")
+        told["warnings"].append(f"left out, because only one run has them: {names_text(unpaired)}")
     estimates = _estimates(found)
     verdicts = {one["verdict"] for one in estimates.values()}
     signs = {one["mean"] > 0 for one in estimates.values() if one["mean"] is not None}
-    told = verdicts == {APART} and len(signs) == 1
-    verdict = APART if told else UNKNOWN if UNKNOWN in verdicts else NOT_APART
+    is_apart = verdicts == {APART} and len(signs) == 1
+    verdict = APART if is_apart else UNKNOWN if UNKNOWN in verdicts else NOT_APART
     sides = {"a": _side(a), "b": _side(b)}
     return (
         {"scorer": a.scorer}
@@ -66,8 +64,8 @@ def two_runs(a: ScoredRun, b: ScoredRun, *, allow_unpaired: bool = False) -> Rec
         | {
             "difference": estimates,
             "verdict": verdict,
-            "better": _better(estimates, a) if told else None,
-            "warnings": warnings,
+            "better": _better(estimates, a) if is_apart else None,
+            **told,
         }
     )
 
@@ -170,19 +168,30 @@ def _refuse_other_scorer(a: ScoredRun, b: ScoredRun) -> None:
     raise UsageError(what, where=b.place, hint=hint, code=CODE)
 
 
-def _changes(run: ScoredRun) -> Iterator[str]:
+def _changes(run: ScoredRun) -> Iterator[tuple[str, str]]:
+    """Yield the facts that are not the same for all scores of a run, each with what to say."""
     for fact, counts in run.facts.items():
         if len(counts) > 1:
-            yield f"{run.place}: {fact} is not the same for all scores: {_counts_text(counts)}"
+            said = f"{fact} is not the same for all scores: {_counts_text(counts)}"
+            yield fact, f"{run.place}: {said}"
 
 
-def _other_judges(a: ScoredRun, b: ScoredRun) -> Iterator[str]:
+def _other_judges(a: ScoredRun, b: ScoredRun) -> Iterator[tuple[str, str]]:
     """Yield the facts that are the same within each run, and not the same in both."""
     for fact in sorted({*a.facts} | {*b.facts}):
         own = [run.facts.get(fact, Counter()) for run in (a, b)]
         if {*own[0]} != {*own[1]} and max(map(len, own)) < 2:
             told = (" ".join(map(str, counts)) or "not recorded" for counts in own)
-            yield f"{fact} is {' in A and '.join(told)} in B: another judge"
+            end = "" if fact in _NOTED else ": another judge"
+            yield fact, f"{fact} is {' in A and '.join(told)} in B{end}"
+
+
+def _told(changes: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the warnings, and the notes, on facts that changed."""
+    found: dict[str, list[str]] = {"warnings": [], "notes": []}
+    for fact, said in changes:
+        found["notes" if fact in _NOTED else "warnings"].append(said)
+    return found
 
 
 def _counts_text(counts: Counter[Any]) -> str:
@@ -212,6 +221,8 @@ def lines(record: Record) -> Iterator[str]:
         yield from _estimate_lines(one, (titles[name] if len(estimates) > 1 else "") + what)
     for warning in record["warnings"]:
         yield f"  warning: {warning}"
+    for note in record["notes"]:
+        yield f"  note: {note}"
     if "b" in record:
         yield f"  {_verdict_text(record)}"
 
