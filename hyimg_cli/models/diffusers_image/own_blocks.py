@@ -208,7 +208,7 @@ class LatentsAlone(Flux3VaeEncoderStep):
 
     @torch.no_grad()
     def __call__(self, components: Any, state: Any) -> Any:
-        made: tuple[Any, Any] = super().__call__(components, state)
+        made: Any = super().__call__(components, state)
         state.set("condition_images", None)
         return made
 
