@@ -33,13 +33,12 @@ class JobTimeout:
 
     def heed(self, event: EngineEvent) -> Event | Request[Any] | Lost[Any]:
         """Return the event; the end of a job that was dropped is its failure."""
-        match event:
-            case JobStarted():
-                self._began[event.custom_id] = self._clock()
-            case Dropped():
-                return self._lost(self._jobs[event.custom_id])
-            case Request():
-                self._began.pop(event.job.custom_id, None)
+        if isinstance(event, Dropped):
+            return self._lost(self._jobs[event.custom_id])
+        if isinstance(event, JobStarted):
+            self._began[event.custom_id] = self._clock()
+        elif isinstance(event, Request):
+            self._began.pop(event.job.custom_id, None)
         return event
 
     def overdue(self) -> Iterator[str]:
