@@ -25,7 +25,6 @@ def generate(ctx: typer.Context) -> None:
 
     \b
     hyimg generate quickstart
-    hyimg generate a.jpg --prompt "on white" -o b.png
     hyimg generate photos --prompt "on white" --keep-outside
     hyimg generate jobs.jsonl --model ./checkpoint -o out
     """

@@ -401,7 +401,7 @@ class OutputConfig:
 
     folder: Annotated[Path, RUN_FOLDER] = _run(
         MISSING,
-        "Folder, s3:// address, or b.png for one result. Default: runs/<manifest>.",
+        "Folder, address or file. Default: runs/<manifest>.",
         name="output_dir",
         is_basic=True,
         flags=("-o", "--output", "--output-dir"),

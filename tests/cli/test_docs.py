@@ -28,7 +28,8 @@ PAGES = [
 ]
 # Loads a model, starts processes, or reads what a model made: only the flags are checked.
 REAL = re.compile(
-    r"hyimg (bench|doctor|eval|info|replay|serve|think|check texts|generate texts)|--replicas"
+    r"hyimg (bench|doctor|eval|first-night|info|replay|serve|think|check texts|generate texts)"
+    "|--replicas"
 )
 # Their commands need a server, scores or a checkpoint; other tests run them.
 ELSEWHERE = {"candidates", "datasets", "editors", "measuring", "serve"}

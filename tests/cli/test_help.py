@@ -129,7 +129,7 @@ def test_a_flag_like_no_other_is_told_where_all_are(run_cli: Callable[..., Any])
 def test_the_list_of_commands_tells_each_in_a_whole_sentence(run_cli: Callable[..., Any]) -> None:
     listed = run_cli("--help").out.partition("Commands:")[2]
     assert "..." not in listed
-    assert "  generate  Run the jobs in a manifest, or edit pictures with a prompt.\n" in listed
+    assert "  generate     Run the jobs in a manifest, or edit pictures with a prompt.\n" in listed
 
 
 def test_the_list_says_what_each_commands_own_help_begins_with() -> None:

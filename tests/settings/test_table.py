@@ -75,7 +75,8 @@ OF_THE_JOB = [
 ]
 OF_THE_CHECKPOINT = {"model", "components", "video_model", "video_components", "revision"}
 # Folders, which depend on more than their setting, and another spelling of one.
-APART = {"cache_dir", "output_dir", "enable_cpu_offload"}
+# `cpu_offload` also says that no other one is taken: see `tests/memory/test_fit.py`.
+APART = {"cache_dir", "output_dir", "enable_cpu_offload", "cpu_offload"}
 FILLS = [name for name, row in SETTINGS.items() if row.pixels != "job" and name not in APART]
 # The device decides the precision, which is in the key.
 WITHOUT_PIXELS = [n for n, row in SETTINGS.items() if row.pixels is None and n != "device"]
