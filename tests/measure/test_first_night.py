@@ -79,14 +79,14 @@ def test_a_run_is_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.Monke
     assert killed(folder=tmp_path, after=99, log=log).done == {}
 
 
-def test_what_a_command_says_besides_json_goes_to_the_log(
+def test_what_a_command_says_goes_to_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import sys; print('text'); print('{\"a\": 1}'); sys.exit(sys.stderr.write('why'))"
     monkeypatch.setattr(commands, "_command", lambda words: [sys.executable, "-c", code])
     ended = call(log=tmp_path / "log")
     assert (ended.code, ended.lines) == (3, [{"a": 1}])
-    assert (tmp_path / "log").read_text() == "why"
+    assert (tmp_path / "log").read_text() == 'whytext\n{"a": 1}\n'
 
 
 def test_the_record_has_no_path_name_or_prompt(

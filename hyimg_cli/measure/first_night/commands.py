@@ -45,7 +45,7 @@ class Kill:
 
 
 def call(*words: str, log: Path, shows: bool = False) -> Ended:
-    """Run a command of hyimg to its end; what it says besides JSON goes to `log`.
+    """Run a command of hyimg to its end; what it says goes to `log`.
 
     `shows`: the user sees it instead, and may answer.
     """
@@ -57,6 +57,7 @@ def call(*words: str, log: Path, shows: bool = False) -> Ended:
         done = subprocess.run(
             _command(words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said
         )
+        said.write(done.stdout)
     return Ended(done.returncode, time.monotonic() - began, _objects(done.stdout))
 
 
