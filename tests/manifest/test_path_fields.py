@@ -56,7 +56,7 @@ LINES: dict[str, tuple[dict[str, Any], Any]] = {
 # What stands in the place of a path.
 NAMES = [
     ("model", EDIT | {"model": "owner/name"}, "owner/name"),
-    ("model", EDIT | {"model": "mine.gguf", "components": "owner/name"}, "mine.gguf+owner/name"),
+    ("model", EDIT | {"model": "a/b/c.gguf", "components": "owner/name"}, "a/b/c.gguf+owner/name"),
     ("region", EDIT | {"keep_outside": True, "region": [0, 0, 9, 9]}, "0,0,9,9"),
     ("camera", FILM | {"camera": "w-9"}, "w-9"),
     ("lora", FILM | {"lora": "owner/name/z.safetensors@2"}, "owner/name/z.safetensors@2"),

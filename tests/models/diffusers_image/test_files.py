@@ -137,7 +137,7 @@ def test_components_for_a_folder_have_no_effect(
     model = str(checkpoint("klein"))
     flags = ("--model", model, "--components", str(parts))
     ran = run_cli("check", write_manifest(LINE), *flags)
-    said = f"--components {parts} applies to models as one file; no job has one"
+    said = "--components applies to models as one file; no job has one"
     assert (ran.code, said in ran.err) == (0, True), ran.err
     ran = run_cli("check", write_manifest(LINE | {"model": model, "components": "./parts"}))
     assert (ran.code, "components: it has no effect" in ran.err) == (2, True), ran.err
