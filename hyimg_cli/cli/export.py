@@ -34,6 +34,7 @@ def export(
     split: str = _choice(
         "Split by source picture: 98/2 makes train and test.", default="100", metavar="<shares>"
     ),
+    select: list[str] | None = o.SELECT_RESULTS,
     shards: int | None = o.option("Files per split. Default: 64 MB of pictures each.", min=1),
     source_licence: str | None = o.option(
         "Licence of source pictures whose lines' metadata names none.", metavar="<name>"
@@ -86,6 +87,7 @@ def export(
         shards,
         tuple(allow_licence or ()),
         force,
+        tuple(select or ()),
     )
     info, damaged = export_runs(request)
     if as_json:

@@ -147,7 +147,16 @@ RECURSIVE = switch("Include pictures in subfolders.", "--recursive", is_basic=Tr
 RECIPE = option("Read settings from a TOML file.", is_basic=True)
 NO_CONFIG = switch("Ignore hyimg.toml in the working folder.", "--no-config")
 FORCE = switch("Overwrite results made with different settings.", "--force", is_basic=True)
-SELECT = option("Select ids that match this pattern.", panel="Selection", is_basic=True)
+_select = partial(
+    option,
+    "Select ids (cat-*) or results: status=failed, code=job.*, outside>0.1, score.text<0.5. "
+    "Repeatable: all must hold.",
+    "--select",
+    metavar="<pattern>",
+    autocompletion=among(("status=done", "status=failed", "status=left")),
+)
+SELECT = _select(panel="Selection", is_basic=True)
+SELECT_RESULTS = _select()
 LIMIT = number("Select the first N jobs.", panel="Selection", is_basic=True, min=1)
 SHARD = option(
     "Select part I of N, with jobs that share work in one part; auto takes I and N from the job "
@@ -198,7 +207,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         retry_failed: bool = switch("Run failed jobs again.", "--retry-failed", is_basic=True),
         force: bool = FORCE,
         dry_run: bool = switch("Show the plan, as hyimg plan does, and exit.", "--dry-run"),
-        select: str | None = SELECT,
+        select: list[str] | None = SELECT,
         limit: int | None = LIMIT,
         shard: str | None = SHARD,
         assume_think: int = number(

@@ -9,6 +9,7 @@ from hyimg_cli.cli import render
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
 from hyimg_cli.journal.disk import disk_errors
+from hyimg_cli.journal.selection import selected_in
 
 
 def report(
@@ -16,7 +17,11 @@ def report(
     single_file: bool = o.switch(
         "Write a single HTML file with its pictures inside.", "--single-file"
     ),
-    output: Path | None = o.output("Path of the single file. Default: OUT/report-single.html."),
+    select: list[str] | None = o.SELECT_RESULTS,
+    output: Path | None = o.output(
+        "Path of the single file. Default: OUT/report-single.html, or with --select "
+        "OUT/report-selected.html."
+    ),
     max_mb: float = o.option(
         "Maximum size of the pictures in a single file, in MB.",
         default=24.0,
@@ -26,18 +31,19 @@ def report(
     ),
     quiet: bool = o.QUIET,
 ) -> None:
-    """Write a run's report: report.html, or a single file to share.
+    """Write a run's report: report.html, or a single file to share or with selected jobs only.
 
     The run may still be in progress, or have lost files; the page shows that.
     """
-    if output is not None and not single_file:
+    if output is not None and not (single_file or select):
         raise UsageError("-o needs --single-file", hint="add --single-file, or remove -o")
     # Imported here: help pages do not need it.
-    if single_file:
+    if single_file or select:
         from hyimg_cli.report.single_file import single_file as page_in_one
 
-        path = output or folder / "report-single.html"
-        text = page_in_one(folder, most_mb=max_mb)
+        path = output or folder / ("report-selected.html" if select else "report-single.html")
+        only = selected_in(folder, select) if select else None
+        text = page_in_one(folder, most_mb=max_mb, only=only)
         with disk_errors(path.parent):
             replace_file(path, text.encode("utf-8", "backslashreplace"))
     else:

@@ -9,17 +9,20 @@ import typer
 from hyimg_cli.cli import inputs
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli.shard import shard_named
-from hyimg_cli.engine.runner import RunRequest, Selection
+from hyimg_cli.engine.runner import RunRequest, selection_of
 from hyimg_cli.journal.resume import ResumePolicy
 
 
 def request_of(ctx: typer.Context, folder: Path | None = None) -> RunRequest:
     """Return the run of a command line; results go to `folder`, or the folder in its settings."""
     given: Mapping[str, Any] = ctx.params
-    selection = Selection(given["select"], given["limit"], shard_named(given["shard"]))
     policy = {name: given[name] for name in ("resume", "retry_failed", "force") if name in given}
     settings = o.settings_of(given)
     manifest = inputs.manifest_of(given, ctx.obj or (), settings)
     folder = folder or o.output_folder(settings, manifest.name)
     config = o.run_config(settings, folder)
-    return RunRequest(manifest, config, settings, selection, ResumePolicy(**policy))
+    shard = shard_named(given["shard"])
+    selection = selection_of(
+        given["select"] or (), given["limit"], shard, folder, ResumePolicy(**policy)
+    )
+    return RunRequest(manifest, config, settings, *selection)

@@ -38,7 +38,7 @@ def think(
     recursive: bool = o.RECURSIVE,
     recipe: Path | None = o.RECIPE,
     force: bool = o.FORCE,
-    select: str | None = o.SELECT,
+    select: list[str] | None = o.SELECT,
     limit: int | None = o.LIMIT,
     shard: str | None = o.SHARD,
     progress: str = o.PROGRESS,

@@ -162,6 +162,9 @@ def read_jobs(
         if request.selection.shard:
             refuse_links(every, "its source may be in another shard")
         jobs, shard = request.selection.of(every, request.config.model.revision)
+        if every and not jobs:
+            asked = " and ".join(map(str, request.selection.asked.conditions))
+            tell(Remark(f"none of {counted(len(every), 'job')} has {asked}"))
     return Preparation(request, every, invalid, tuple(faults), jobs, shard)
 
 

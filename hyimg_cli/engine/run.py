@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,8 +17,8 @@ from hyimg_cli.engine import runner
 from hyimg_cli.engine.chains import Lost, refuse_links
 from hyimg_cli.engine.eta import Eta, KeptRates
 from hyimg_cli.engine.preparation import Preparation, Refusals, begin, prepare, read_jobs
-from hyimg_cli.engine.runner import RunRequest, Selection, Summary, replicas_of
-from hyimg_cli.errors import HyimgError, Interrupted, OutputFolderError, require
+from hyimg_cli.engine.runner import RunRequest, Summary, replicas_of, selection_of
+from hyimg_cli.errors import HyimgError, Interrupted, OutputFolderError, UsageError, require
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import PREPARING, JobFolder, RunFolder
 from hyimg_cli.journal.keys import here
@@ -82,7 +82,7 @@ def run_manifest(
     manifest: Manifest | Path | str,
     config: RunConfig,
     *,
-    select: str | None = None,
+    select: str | Sequence[str] = (),
     limit: int | None = None,
     shard: tuple[int, int] | None = None,
     resume: bool = True,
@@ -98,7 +98,11 @@ def run_manifest(
     """
     if not isinstance(manifest, Manifest):
         manifest = read_manifest(Path(manifest))
-    selection, policy = Selection(select, limit, shard), ResumePolicy(resume, retry_failed, force)
+    texts, policy = (
+        [select] if isinstance(select, str) else select,
+        ResumePolicy(resume, retry_failed, force),
+    )
+    selection, policy = selection_of(texts, limit, shard, config.output.folder, policy)
     request = RunRequest(manifest, config, settings_of(config), selection, policy)
     return ManifestRun(request).run(on_event)
 
@@ -218,6 +222,9 @@ class ManifestRun:
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
         """Write the jobs' texts that are not in the file yet, and draw nothing."""
         config = self.request.config
+        if self.request.selection.asked.conditions:
+            hint = "select ids; a text that exists is not written again"
+            raise UsageError("--select by results: texts have none", hint=hint, code="usage.select")
         output = replace(config.output, only_texts=True)
         batch = replace(config.batch, prewarm=False)
         self._emit = on_event

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from hyimg_cli.engine.chains import refuse_links
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.resume import ResumePolicy
+from hyimg_cli.journal.selection import LEFT, Chosen, Facts, chosen, facts_in
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.chains import links_of, unbroken
 from hyimg_cli.manifest.line import fault
@@ -34,31 +34,61 @@ from hyimg_cli.spec.units import counted
 
 @dataclass(frozen=True)
 class Selection:
-    """Which jobs to run: matching ids, then one shard (counted from 1), then the first few."""
+    """Which jobs to run: matching ones, then one shard (counted from 1), then the first few.
 
-    pattern: str | None = None
+    `results`: the facts of earlier results by id, for conditions on them.
+    """
+
+    asked: Chosen = field(default_factory=Chosen)
     limit: int | None = None
     shard: tuple[int, int] | None = None
+    results: Mapping[str, Facts] = field(default_factory=dict)
 
     def of(
         self, jobs: Sequence[Job], revision: str | None = None
     ) -> tuple[list[Job], planner.Shard | None]:
         """Return the chosen jobs in manifest order, and their shard if one was chosen.
 
-        Raises UsageError if the pattern matches no job.
+        Raises UsageError if the patterns match no job. Conditions may hold for none.
         """
-        chosen = [j for j in jobs if self.pattern is None or fnmatchcase(j.custom_id, self.pattern)]
-        if jobs and not chosen:
+        named = Chosen(self.asked.patterns)
+        found = [job for job in jobs if named.takes(job.custom_id)]
+        if jobs and not found:
             hint = f"the first id is {jobs[0].custom_id!r}; * matches anything"
+            patterns = " ".join(map(repr, self.asked.patterns))
             raise UsageError(
-                f"--select {self.pattern!r} matches none of {counted(len(jobs), 'job')}", hint=hint
+                f"--select {patterns} matches none of {counted(len(jobs), 'job')}", hint=hint
             )
+        known = self.results
+        found = [j for j in found if self.asked.takes(j.custom_id, known.get(j.custom_id, LEFT))]
         if self.shard is None:
-            return chosen[: self.limit], None
+            return found[: self.limit], None
         of, of_video = cards(revision), video_cards(revision)
         weigh = partial(planner.planned_work, card_of=of, video_card_of=of_video)
-        shard = planner.shard_of(chosen, *self.shard, weigh)
+        shard = planner.shard_of(found, *self.shard, weigh)
         return list(shard.jobs[: self.limit]), shard
+
+
+def selection_of(
+    texts: Sequence[str],
+    limit: int | None,
+    shard: tuple[int, int] | None,
+    folder: Path,
+    policy: ResumePolicy,
+) -> tuple[Selection, ResumePolicy]:
+    """Return the jobs that texts of --select take, by the results in `folder`, and the policy.
+
+    Failed jobs that are selected as such run again. Raises UsageError for conditions without
+    meaning, and for conditions on results together with a shard.
+    """
+    asked = chosen(texts)
+    if asked.conditions and shard:
+        what = "--select by results and --shard cannot be used together"
+        hint = "results change while shards run: select ids, or leave --shard out"
+        raise UsageError(what, hint=hint, code="usage.select")
+    results = facts_in(folder) if asked.conditions else {}
+    retries = policy.retry_failed or asked.retries
+    return Selection(asked, limit, shard, results), replace(policy, retry_failed=retries)
 
 
 @dataclass(frozen=True)
@@ -72,7 +102,7 @@ class RunRequest:
     manifest: Manifest
     config: RunConfig
     settings: Mapping[str, Setting]
-    selection: Selection = Selection()
+    selection: Selection = field(default_factory=Selection)
     policy: ResumePolicy = field(default_factory=ResumePolicy)
     change: Callable[[Sequence[Job]], Sequence[Job]] = tuple
     finds_regions: bool = False

@@ -20,7 +20,7 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
     a licence forbids it, or nothing has a row.
     """
     require("yaml", *(["pyarrow"] if request.form == "parquet" else []), extra="export")
-    found = find_finished(request.runs)
+    found = find_finished(request.runs, request.select)
     licences = licences_of(found.finished)
     needed = refuse_forbidden(licences, request.allowed_licences)
     planned = plan_rows(found.finished, licences, request)

@@ -4,7 +4,7 @@ A run without picks.jsonl has no rule: all of its finished pictures are accepted
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from hyimg_cli.addresses import shown_place
 from hyimg_cli.errors import UsageError
 from hyimg_cli.journal.bucket import run_folder
+from hyimg_cli.journal.candidates import Candidate, values_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder, outputs_of
 from hyimg_cli.journal.past_run import PastJob, object_in, past_jobs, read_run_info
 from hyimg_cli.journal.picks import (
@@ -25,9 +26,8 @@ from hyimg_cli.journal.picks import (
     uncounted_choices,
     verdicts_of,
 )
+from hyimg_cli.journal.selection import selected_in
 from hyimg_cli.manifest.resolved import lines_moved
-from hyimg_cli.scoring.candidates import Candidate
-from hyimg_cli.scoring.pick import values_of
 
 Entry = Mapping[str, Any]
 NOT_SEEN = "not in the last pick: run hyimg pick again"
@@ -73,10 +73,11 @@ class RunContents:
     scorers: dict[str, Entry] = field(default_factory=dict)
 
 
-def find_finished(places: Sequence[Path]) -> RunContents:
+def find_finished(places: Sequence[Path], select: Sequence[str] = ()) -> RunContents:
     """Return every finished picture in run folders, in the order of folders and manifests.
 
-    Raises UsageError for a folder without a run, OutputFolderError for a damaged one.
+    `select`: texts of --select, which leave out the others. Raises UsageError for a folder without
+    a run, OutputFolderError for a damaged one.
     """
     found = RunContents()
     by_id: dict[str, dict[str, Finished]] = {}
@@ -88,7 +89,8 @@ def find_finished(places: Sequence[Path]) -> RunContents:
                 hint=f"name the -o of hyimg generate, which has {RESULTS}",
                 code="usage.no-run",
             )
-        for one in _finished_in(run, found):
+        taken = selected_in(place, select) if select else None
+        for one in _finished_in(run, found, taken):
             same = by_id.setdefault(one.id, {})
             found.left_out["the same job is in another run"] += str(one.result.get("key")) in same
             same.setdefault(str(one.result.get("key")), one)
@@ -100,7 +102,9 @@ def find_finished(places: Sequence[Path]) -> RunContents:
     return found
 
 
-def _finished_in(run: RunFolder, found: RunContents) -> Iterator[Finished]:
+def _finished_in(
+    run: RunFolder, found: RunContents, taken: Collection[str] | None
+) -> Iterator[Finished]:
     for name in (PICKS, SCORES, CHOICES):  # of a run at an address
         with suppress(FileNotFoundError):
             run.fetch(name)
@@ -116,7 +120,8 @@ def _finished_in(run: RunFolder, found: RunContents) -> Iterator[Finished]:
     jobs = [one for one in past_jobs(run.place) if one.result]
     lines = lines_moved((one.line for one in jobs), run.place, Path())
     for job, line in zip(jobs, lines, strict=True):
-        if why := _why_left_out(job.result, line):
+        is_taken = taken is None or job.custom_id in taken
+        if why := _why_left_out(job.result, line) if is_taken else "not selected":
             found.left_out[why] += 1
             continue
         # Scores as they are now: scorers may have run after the pick, or without one.

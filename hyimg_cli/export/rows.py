@@ -70,8 +70,8 @@ class ExportRequest:
     """The options of one export. `shards`: per split; None for shards of about 64 MB.
 
     `split`: shares such as `98/2` or `90/5/5`. Also: whether rejected pictures become preference
-    pairs, the licence of sources whose lines have none, and whether sources are left out. Raises
-    UsageError for invalid shares.
+    pairs, the licence of sources whose lines have none, and whether sources are left out. `select`:
+    texts of --select. Raises UsageError for invalid shares.
     """
 
     runs: Sequence[Path]
@@ -84,6 +84,7 @@ class ExportRequest:
     shards: int | None = None
     allowed_licences: tuple[str, ...] = ()
     force: bool = False
+    select: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         parts = self.split.split("/")

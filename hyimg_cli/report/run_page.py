@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -221,10 +221,11 @@ class LivePage:
 class ResolvedJobs:
     """A run's resolved jobs: the place and the line of each, by custom_id.
 
-    `shared`: the folder that all source images share, written as in their paths.
+    `only`: the jobs to show, if not all. `shared`: the folder that all source images share, written
+    as in their paths.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, only: Collection[str] | None = None) -> None:
         """Raise UsageError for a folder without a run, OutputFolderError for a damaged one."""
         if not any(os.path.exists(folder / name) for name in (RESULTS, RESOLVED, RUN)):
             hint = f"give a folder with {RESULTS}: the -o of hyimg generate"
@@ -242,6 +243,8 @@ class ResolvedJobs:
         self.shared: Path | None = None
         folders = set[str]()
         for place, (name, entry) in enumerate(resolved_jobs(folder)):
+            if only is not None and name not in only:
+                continue
             self.lines[name] = place, json_line(entry)
             if self._batch:
                 self._requests.setdefault(str(entry.get("candidate_of") or name), []).append(name)

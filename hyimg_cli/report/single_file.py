@@ -2,6 +2,7 @@
 
 import base64
 import mimetypes
+from collections.abc import Collection
 from pathlib import Path
 
 from hyimg_cli.errors import HyimgError
@@ -18,13 +19,18 @@ _PICTURE_BYTES, _VIDEO_BYTES = 60_000, 4_000_000
 MOST_MB = 24
 
 
-def single_file(folder: Path, *, most_mb: float = MOST_MB) -> str:
+def single_file(
+    folder: Path, *, most_mb: float = MOST_MB, only: Collection[str] | None = None
+) -> str:
     """Return the page with all jobs, and with pictures in the manifest's order up to `most_mb`.
 
-    `most_mb` is in units of 10^6 bytes. Raises as `RunPage` does.
+    `most_mb` is in units of 10^6 bytes. `only`: ids of the jobs to show instead of all. Raises as
+    `RunPage` does.
     """
-    jobs = ResolvedJobs(folder)
-    results = sorted(RunFolder(folder).results().values(), key=jobs.place_of)
+    jobs = ResolvedJobs(folder, only)
+    found = RunFolder(folder).results()
+    shown = (found[name] for name in found if only is None or name in only)
+    results = sorted(shown, key=jobs.place_of)
     pictures = EmbeddedPictures(folder, jobs.shared, int(most_mb * 1e6))
     records = [jobs.record_of(result, pictures) for result in results]
     facts = jobs.index(endings_of(results)) | {"running": False, "files": []}

@@ -21,6 +21,7 @@ from hyimg_cli.engine.chains import refuse_links
 from hyimg_cli.engine.run import OnEvent
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
+from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.picks import (
     DRAFTS,
     ScoresFile,
@@ -32,7 +33,7 @@ from hyimg_cli.journal.texts_file import note_of
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.models import registry
-from hyimg_cli.scoring.candidates import Candidate, all_in, read_pool, score_candidates
+from hyimg_cli.scoring.candidates import all_in, read_pool, score_candidates
 from hyimg_cli.scoring.found_regions import planned
 from hyimg_cli.scoring.pick import Rule, pick, rule_of
 from hyimg_cli.scoring.runs_in_turn import RunsInTurn
@@ -148,6 +149,8 @@ def judged_by(request: RunRequest) -> tuple[Sequence[Scorer], Rule]:
         why = "candidates are scored in a folder on this machine, but -o is an address"
     elif request.selection.shard or not request.policy.resume:
         why = "candidates of a line are compared with each other: remove --shard and --no-resume"
+    elif request.selection.asked.conditions:
+        why = "candidates are selected by the rule that picks them: give ids to --select"
     elif not config.candidates.draft_steps and (out / DRAFTS).is_dir():
         why = f"{out} holds drafts: add the same --draft-steps, or choose another -o"
     if why:

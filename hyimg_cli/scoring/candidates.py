@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hyimg_cli.errors import MachineError, UsageError
-from hyimg_cli.journal.journal import RunFolder, files_of_edit
-from hyimg_cli.journal.keys import file_digest
-from hyimg_cli.journal.past_run import PastJob, past_jobs
+from hyimg_cli.journal.candidates import Candidate
+from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.journal.past_run import past_jobs
 from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoresFile, read_lines
-from hyimg_cli.journal.resume import is_intact
-from hyimg_cli.manifest.written import digests_of
 from hyimg_cli.scoring.process import ScorerProcess
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
-from hyimg_cli.spec import digest
 from hyimg_cli.spec.job import VIDEO_TASKS
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted, time_text
@@ -27,93 +24,8 @@ BATCH = 8
 _TOLD_EVERY_S = 30.0
 _MOST_FAULTS = 5
 Tell = Callable[[str], object]
-Groups = dict[str, list["Candidate"]]
+Groups = dict[str, list[Candidate]]
 T = TypeVar("T")
-# What a scorer is shown only if it needs it.
-_OPTIONAL = ("mask", "text", "confidence")
-
-
-class Candidate(PastJob):
-    """One of a line's results, drawn or only written; a text has no result line."""
-
-    @property
-    def of(self) -> str:
-        """The id of the line that it is a candidate of; its own id if that line asks for one
-        result.
-        """
-        return str(self.line.get("candidate_of", self.custom_id))
-
-    @property
-    def number(self) -> int:
-        return int(self.line.get("candidate", 0))
-
-    @property
-    def output(self) -> Mapping[str, Any]:
-        """The picture; empty for a failed job, and for a text."""
-        return self.outputs[0] if self.outputs else {}
-
-    @property
-    def content(self) -> str:
-        """A digest of its pixels, or of its text if nothing was drawn."""
-        if self.result:
-            return str(self.output.get("pixel_sha256", ""))
-        return digest.of_bytes(str(self.line.get("cot_text", "")).encode())
-
-    @property
-    def has(self) -> set[str]:
-        """What can be shown to a scorer, by the words of `scorers.NEEDS`."""
-        shown = self.case(_OPTIONAL)
-        return {"prompt", *(name for name in ("result", *_OPTIONAL) if shown[name])} | (
-            {"source"} if shown["sources"] else set()
-        )
-
-    @property
-    def is_intact(self) -> bool:
-        """True if its picture is as its run wrote it."""
-        return not self.result or is_intact(RunFolder(self.folder), self.result)
-
-    def key(self, identity: str, needs: Iterable[str]) -> str:
-        """Return the key of its score: a digest of the scorer's identity and of all that it is
-        shown.
-        """
-        shown = self.case(needs)
-        sources = self.result.get("source_sha256") or [*map(file_digest, shown["sources"])]
-        facts = [identity, self.content, [*sources], self.line["prompt"]]
-        facts += [shown["kept_source"]] if "source" in needs else []
-        facts += [shown["text"]] if "text" in needs else []
-        facts += [shown["confidence"]] if "confidence" in needs else []
-        facts += [files_of_edit(self.result).get("mask")] if "mask" in needs else []
-        return digest.of_json(facts)
-
-    def case(self, needs: Iterable[str]) -> dict[str, Any]:
-        """Return what a scorer with these needs is shown, with absolute paths."""
-        folder = self.folder.absolute()
-        path, matte = self.output.get("path"), files_of_edit(self.result).get("mask")
-        text = str((self.result or self.line).get("cot_text") or "")
-        return {
-            "id": self.custom_id,
-            "prompt": self.line["prompt"],
-            "sources": [os.path.join(folder, path) for path in self.line.get("images", ())],
-            "kept_source": self.line.get("kept_source", 1),
-            "result": path and str(folder / path),
-            "mask": str(folder / matte["path"]) if matte and "mask" in needs else None,
-            "text": text if "text" in needs else None,
-            "confidence": self._confidence if "confidence" in needs else None,
-        }
-
-    @property
-    def _confidence(self) -> Any:
-        """What the model found of the text that it wrote; None for a text that was given or edited.
-
-        Of a text without a picture, its note has it.
-        """
-        if self.result:
-            return self.result.get("confidence")
-        note, line = self.line.get("written"), self.line
-        if not isinstance(note, dict) or "confidence" not in note:
-            return None
-        found = digests_of(line.get("cot_text"), line.get("cot_token_ids"))
-        return note["confidence"] if found.items() <= note.items() else None
 
 
 def read_candidates(place: Path) -> Groups:

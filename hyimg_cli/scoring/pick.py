@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.scoring.candidates import Candidate, Groups, all_in
+from hyimg_cli.journal.candidates import Candidate, Scores, Values, scores_of, values_in
+from hyimg_cli.scoring.candidates import Groups, all_in
 from hyimg_cli.settings.run import CandidatesConfig
 from hyimg_cli.settings.values import nearest, shown
 
@@ -27,8 +28,6 @@ _LACKING = {
     "text": "no text",
     "confidence": "its text was not written by a model",
 }
-Values = dict[str, float]
-Scores = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -121,30 +120,10 @@ class Scored:
 
 
 def _scored(one: Candidate, scores: Scores, rule: Rule) -> Scored:
-    found = {}
-    for name, scorer in rule.declared.items():
-        needs = scorer["declared"].get("needs", ())
-        if one.has.issuperset(needs):
-            found[name] = scores.get(one.key(scorer["identity"], needs), _NOT_YET)
-    return Scored(one, found)
-
-
-def values_of(one: Candidate, scores: Scores, declared: Mapping[str, Mapping[str, Any]]) -> Values:
-    """Return a candidate's values by scorer and SCORER.PART, from `scores` by key.
-
-    `declared`: each scorer's `identity` and `declared`, by name.
-    """
-    values: Values = {}
-    for name, score in _scored(one, scores, Rule({}, {}, 0, declared)).scores.items():
-        values |= _values(name, score)
-    return values
-
-
-def _values(name: str, score: Mapping[str, Any]) -> Values:
-    """Return a score's value and those of its parts; empty if it has none."""
-    if score.get("value") is None:
-        return {}
-    return {name: score["value"]} | {f"{name}.{part}": v for part, v in score["parts"].items()}
+    found = scores_of(one, scores, rule.declared)
+    return Scored(
+        one, {name: _NOT_YET if score is None else score for name, score in found.items()}
+    )
 
 
 def _is_judgement(score: Mapping[str, Any]) -> bool:
@@ -253,7 +232,7 @@ def judge(scored: Scored, rule: Rule, judged: set[str]) -> tuple[Values, list[st
     for name in rule.declared:
         if (score := scored.scores.get(name)) is None:
             continue
-        if own := _values(name, score):
+        if own := values_in(name, score):
             values |= own
         else:
             fault = str(score["fault"])

@@ -51,6 +51,15 @@ def test_picks_decide_and_every_reject_has_its_reason(export: Export, tmp_path: 
     )
 
 
+def test_jobs_that_are_not_selected_are_left_out_and_counted(
+    export: Export, tmp_path: Path
+) -> None:
+    run = candidates(tmp_path / "out")
+    info = export(run, "-o", "data", "--select", "line[01]*", "--select", "status=done")
+    assert rows_of(tmp_path / "data").keys() == {"line0-2", "line1-2"}
+    assert info["left_out"]["not selected"] > 0
+
+
 @pytest.mark.parametrize("is_picked", [False, True])
 def test_scores_are_those_of_every_scorer_that_ran(
     is_picked: bool, export: Export, tmp_path: Path

@@ -62,3 +62,12 @@ def test_it_shows_pictures_and_films_from_anywhere(tmp_path: Path, tab: Tab) -> 
 def test_pictures_that_are_gone_leave_a_word(tmp_path: Path, most_mb: float) -> None:
     out = write_run(tmp_path / "out", [done("a")], [asked("a")])
     assert single_file(out, most_mb=most_mb).count("file not found") == 2
+
+
+def test_a_page_of_some_jobs_counts_and_shows_these_alone(tmp_path: Path) -> None:
+    lines = [done("a", cot_text="first"), done("b", cot_text="second")]
+    out = write_run(tmp_path / "out", lines, [asked("a"), asked("b"), asked("c")])
+    page = single_file(out, only={"b", "c"})
+    assert ("second" in page, "first" in page) == (True, False)
+    assert '"done":1' in page
+    assert '"left":1' in page

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hyimg_cli.scoring.candidates import Candidate
+from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.scoring.pick import Rule
 
 # What a scorer does is said by the prompt of the case that it is shown.

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hyimg_cli.errors import UsageError
-from hyimg_cli.scoring.candidates import Candidate, read_candidates
+from hyimg_cli.journal.candidates import Candidate
+from hyimg_cli.scoring.candidates import read_candidates
 from hyimg_cli.scoring.pick import Rule, pick, rule_of
 from hyimg_cli.settings.run import CandidatesConfig
 

@@ -23,11 +23,11 @@ from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import replace_file
+from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.picks import ScoresFile
 from hyimg_cli.report.page import render
 from hyimg_cli.scoring.best_of import draft_of
 from hyimg_cli.scoring.candidates import (
-    Candidate,
     Groups,
     all_in,
     read_candidates,
