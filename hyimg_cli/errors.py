@@ -16,13 +16,16 @@
     │   ├── RankError             exit 1     a rank that worked on the job died or failed
     │   └── ReplicaError          exit 1     two replicas died while they worked on the job
     ├── ConsecutiveErrors         exit 1     so many jobs failed in a row that the run ended
+    ├── RunHalted                 exit 1     so many of the run's jobs failed that it ended
     └── Interrupted               exit 130   stopped by a signal; resumable
+        └── TimeIsUp              exit 143   stopped at its time limit; resumable
 
 Each says what was wrong, where, and what to do. `cli/app.py` alone turns them into exit codes.
 """
 
 import json
 import shlex
+import signal
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -162,6 +165,12 @@ class ConsecutiveErrors(HyimgError):
     default_code = "run.consecutive-errors"
 
 
+class RunHalted(HyimgError):
+    """So many of the run's jobs failed that it ended, as `--halt` asks; resumable."""
+
+    default_code = "run.halted"
+
+
 class Interrupted(HyimgError):
     """Stopped by SIGINT (130) or SIGTERM (143); the same command resumes."""
 
@@ -171,6 +180,17 @@ class Interrupted(HyimgError):
     def __init__(self, signal_number: int) -> None:
         super().__init__("interrupted", hint="run the same command again to resume")
         self.exit_code = 128 + signal_number
+
+
+class TimeIsUp(Interrupted):
+    """The run's time limit was reached, and it stopped as after SIGTERM; resumable."""
+
+    exit_code = 143
+    default_code = "run.time-limit"
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(signal.SIGTERM)
+        self.what, self.code = f"the time limit of {limit} was reached", self.default_code
 
 
 def required(message: str) -> str:

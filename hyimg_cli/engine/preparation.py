@@ -114,15 +114,15 @@ class RunPlan:
     """The remaining work of a run that has begun.
 
     `plan`: for a session. `to_finish`: edits with saved redraws, which need no model. `ended`: jobs
-    and lines that failed during preparation; `is_over`: one of these ends the run, so no other job
-    runs. `summary` has the counts that are known before the first event.
+    and lines that failed during preparation; `limit` counts them. If it is over, no other job runs.
+    `summary` has the counts that are known before the first event.
     """
 
     plan: Plan
     summary: Summary
     ended: tuple[Outcome, ...]
     to_finish: tuple[ImageJob, ...]
-    is_over: bool
+    limit: FailureLimit
 
 
 def read_jobs(
@@ -284,7 +284,8 @@ def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
         earlier = rest.results.get(line.custom_id, {}).get("error") or {}
         if line.error and earlier.get("message") != line.error.message:
             folder.append(line)
-    untried, limit = list[Outcome](), FailureLimit(config.failure)
+    untried = list[Outcome]()
+    limit = FailureLimit(config.failure.for_run(len(rest.to_run)))
     for job, error in found.untried:
         if not limit.is_over:
             attempt = folder.attempts[job.custom_id] + 1
@@ -302,4 +303,4 @@ def begin(ready: Preparation, folder: RunFolder) -> RunPlan:
     for name in rest.done:
         summary.count_edit(rest.results[name].get("edit"))
     ended = (*ready.invalid, *untried)
-    return RunPlan(found.plan, summary, ended, tuple(rest.to_finish), limit.is_over)
+    return RunPlan(found.plan, summary, ended, tuple(rest.to_finish), limit)

@@ -4,7 +4,9 @@ import logging
 import os
 import secrets
 import shlex
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -16,9 +18,16 @@ from hyimg_cli.addresses import address_of
 from hyimg_cli.engine import runner
 from hyimg_cli.engine.chains import Lost, refuse_links
 from hyimg_cli.engine.eta import Eta, KeptRates
-from hyimg_cli.engine.preparation import Preparation, Refusals, begin, prepare, read_jobs
+from hyimg_cli.engine.preparation import Preparation, Refusals, RunPlan, begin, prepare, read_jobs
 from hyimg_cli.engine.runner import RunRequest, Summary, replicas_of, selection_of
-from hyimg_cli.errors import HyimgError, Interrupted, OutputFolderError, UsageError, require
+from hyimg_cli.errors import (
+    HyimgError,
+    Interrupted,
+    OutputFolderError,
+    TimeIsUp,
+    UsageError,
+    require,
+)
 from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import PREPARING, JobFolder, RunFolder
 from hyimg_cli.journal.keys import here
@@ -32,6 +41,7 @@ from hyimg_cli.models.registry import TOYS
 from hyimg_cli.pipelines.failures import FailureLimit, failed_job
 from hyimg_cli.report.run_page import LivePage
 from hyimg_cli.settings.config import Setting, settings_of
+from hyimg_cli.settings.kinds import seconds_in
 from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
 from hyimg_cli.spec.gc_paused import freeze_libraries, gc_paused
@@ -141,7 +151,14 @@ class ManifestRun:
         return self._session is not None or self._is_patient
 
     def run(self, on_event: OnEvent, *, age_s: float = 0.0) -> Summary:
-        """Run the remaining jobs. `age_s`: seconds since the command began."""
+        """Run the remaining jobs. `age_s`: seconds since the command began.
+
+        Raises TimeIsUp, after a stop in order, if the run has a time limit and reaches it.
+        """
+        with self._time_limit(age_s):
+            return self._run(on_event, age_s)
+
+    def _run(self, on_event: OnEvent, age_s: float) -> Summary:
         began = time.monotonic() - age_s
         self._emit = on_event
         ready = prepare(self.request, self._emit, Refusals(), find_machine)
@@ -172,7 +189,10 @@ class ManifestRun:
                         from hyimg_cli.engine.recomposite import recomposite  # imports scipy
 
                         self._recomposite(recomposite(folder, todo.to_finish, config))
-                    if plan.jobs and not todo.is_over:
+                    if todo.limit.is_over:
+                        todo.limit.raise_fault()
+                    elif plan.jobs:
+                        self._allow_failures(plan, todo)
                         place = asdict(config.model.machine or here())
                         info = run_info(request.manifest, settings, plan)
                         folder.write_run(info | {"place": place})
@@ -220,7 +240,14 @@ class ManifestRun:
         return self._summary
 
     def write_texts(self, path: Path, on_event: OnEvent) -> Summary:
-        """Write the jobs' texts that are not in the file yet, and draw nothing."""
+        """Write the jobs' texts that are not in the file yet, and draw nothing.
+
+        Raises TimeIsUp as `run` does.
+        """
+        with self._time_limit():
+            return self._write_texts(path, on_event)
+
+    def _write_texts(self, path: Path, on_event: OnEvent) -> Summary:
         config = self.request.config
         if self.request.selection.asked.conditions:
             hint = "select ids; a text that exists is not written again"
@@ -256,6 +283,34 @@ class ManifestRun:
                 if plan.jobs:
                     self._work(plan, file, eta)
         return self._summary
+
+    @contextmanager
+    def _time_limit(self, age_s: float = 0.0) -> Iterator[None]:
+        """Stop in order when the time is up; what has not begun to work by then does not begin."""
+        if (limit := self.request.config.failure.time_limit) is None:
+            yield
+            return
+        is_up = threading.Event()
+
+        def stop() -> None:
+            is_up.set()
+            self.request_stop(signal.SIGTERM)
+
+        timer = threading.Timer(max(0.0, seconds_in(limit) - age_s), stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except Interrupted as error:
+            raise TimeIsUp(limit) if is_up.is_set() else error from None
+        finally:
+            timer.cancel()
+
+    def _allow_failures(self, plan: Plan, todo: RunPlan) -> None:
+        """Let as many jobs of the plan fail as the run's policy leaves, with those before it."""
+        config, untried = self.request.config, len(todo.limit.failed)
+        failure = config.failure.for_run(len(plan.jobs) + untried, untried)
+        self.request = replace(self.request, config=replace(config, failure=failure))
 
     def _work(
         self, plan: Plan, folder: JobFolder, eta: Eta, joined: "SharedWork | None" = None

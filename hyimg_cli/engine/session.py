@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Self
 
 from hyimg_cli.cache.disk import DiskStore
@@ -20,6 +21,7 @@ from hyimg_cli.pipelines.latent.pictures import EditPipeline
 from hyimg_cli.pipelines.parts import tickets_of
 from hyimg_cli.pipelines.queue import TicketQueue
 from hyimg_cli.pipelines.request import Lost, Request
+from hyimg_cli.pipelines.timeouts import JobTimeout
 from hyimg_cli.pipelines.torch_settings import torch_settings
 from hyimg_cli.pipelines.video.pipeline import VideoPipeline
 from hyimg_cli.remote import keep_copies_in
@@ -53,6 +55,8 @@ class Session:
     def request_stop(self, signal_number: int) -> None:
         """Stop after the current token or denoise step; `run` then raises Interrupted."""
         self._stop_signal = signal_number
+        for pipeline in self._pipelines:
+            pipeline.is_stopping = True
 
     def close(self) -> None:
         """Release the models and end their worker processes; a later `run` loads them again."""
@@ -89,7 +93,7 @@ class Session:
         if folder:
             folder.make_places(plan.jobs)
         self._images.expect(whole or plan, is_known=whole is not None)
-        limit = FailureLimit(self._config.failure)
+        limit = FailureLimit(self._config.failure.for_run(len(plan.jobs)))
         for group in plan.groups:
             with torch_settings(self._config.model, draws=isinstance(group, Group)):
                 for event in self._prepare_group(group, whole or plan):
@@ -110,19 +114,23 @@ class Session:
     ) -> Iterator[Event | Request[Job] | Lost[Job]]:
         """Run a group's jobs; end early if a stop was requested."""
         told = deque[Any]()
-        tickets = [
-            ticket
+        tickets = {
+            job.custom_id: tickets_of(job, told.append, folder=folder, submitted=started)
             for job in jobs
-            for ticket in tickets_of(job, told.append, folder=folder, submitted=started)
-        ]
-        for _ in self._pipeline.work(TicketQueue(tickets, is_whole=True)):
+        }
+        queue = TicketQueue(chain.from_iterable(tickets.values()), is_whole=True)
+        timeout = JobTimeout(self._config.failure.job_timeout, {one.custom_id: one for one in jobs})
+        for _ in self._pipeline.work(queue):
             while told:
-                yield told.popleft()
+                yield timeout.heed(told.popleft())
             self._stop_if_asked()
+            queue.drop(ticket for name in timeout.overdue() for ticket in tickets[name])
 
     def _stop_if_asked(self) -> None:
         signal_number, self._stop_signal = self._stop_signal, None
         if signal_number is not None:
+            for pipeline in self._pipelines:
+                pipeline.is_stopping = False
             raise Interrupted(signal_number)
 
     def _prepare_group(self, group: Group | VideoGroup, plan: Plan) -> Iterator[Event]:

@@ -6,7 +6,7 @@
     the cause may be temporary  it is tried again after the others of its group: `with_retries`
     its process died            it is tried again, alone; at the next death it fails: `isolate`
     every job would fail        the run ends, or only that replica: `machine_fault`, `is_of_replica`
-    many failed in a row        the run ends: `FailureLimit`
+    many failed, or in a row    the run ends: `FailureLimit`
     it failed                   its line, and the exit code of the run: `failed_job`, `exit_code`
 
 Others carry it out: `out_of_memory` inside a stage, `engine/recorder`, and `engine/replicas`. A
@@ -29,12 +29,14 @@ from hyimg_cli.errors import (
     HyimgError,
     MachineError,
     ReplicaError,
+    RunHalted,
     StorageError,
 )
 from hyimg_cli.journal.keys import finishing_key, key_of, source_digest
 from hyimg_cli.settings.run import FailurePolicy, RunConfig
 from hyimg_cli.spec.events import Event, Failure, JobEnded, JobStarted, Outcome
 from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.units import counted
 
 logger = logging.getLogger(__name__)
 # A job at which so many processes died fails.
@@ -190,7 +192,14 @@ def exit_code(*counts: int) -> int:
 
 def policy_of_server(policy: FailurePolicy) -> FailurePolicy:
     """Return the policy of a server: failed requests never end it."""
-    return replace(policy, fail_fast=False, max_consecutive_errors=0)
+    return replace(
+        policy,
+        fail_fast=False,
+        max_consecutive_errors=0,
+        halt=None,
+        time_limit=None,
+        job_timeout=None,
+    )
 
 
 def failed_line(custom_id: str, faults: Sequence[HyimgError]) -> Outcome:
@@ -224,11 +233,13 @@ def _is_of_torch(error: BaseException, name: str) -> bool:
 
 
 class FailureLimit:
-    """Counts a run's failures; by its policy the first, or several in a row, end the run.
+    """Counts a run's failures; by its policy the first, several in a row, or many end the run.
+
+    `policy.halt` is a number here: see `FailurePolicy.for_run`.
 
     Jobs are in a row if they were started one after the other. Jobs that are still at work separate
-    failures before and after them. A source that cannot be read does not count, because its job
-    never reached the model.
+    failures before and after them. A source that cannot be read does not count in a row, because
+    its job never reached the model.
     """
 
     def __init__(self, policy: FailurePolicy) -> None:
@@ -238,6 +249,8 @@ class FailureLimit:
         self._errors: list[Failure | None] = []
         self._at_work: dict[str, int] = {}
         self._in_a_row: list[Failure] = []
+        # Of jobs that are not tried again.
+        self.failed: list[Failure] = []
 
     def add(self, event: Event, *, is_final: bool = True) -> None:
         """Count an event, which may end the run. `is_final` False: the job will be tried again."""
@@ -260,14 +273,30 @@ class FailureLimit:
                     row = [one for one in self._errors[first : last + 1] if one is not None]
                     row = [one for one in row if not one.code.startswith("source.")]
                     self._in_a_row = row if len(row) >= most else []
+                if is_final and event.outcome.error is not None:
+                    self.failed.append(event.outcome.error)
                 self.is_over |= bool(self._in_a_row) or (is_final and self.policy.fail_fast)
+                self.is_over |= self._is_halted
+
+    @property
+    def _is_halted(self) -> bool:
+        """True if as many jobs have failed as the policy allows."""
+        return self.policy.halt is not None and len(self.failed) >= int(self.policy.halt)
 
     def raise_fault(self) -> None:
         """Raise ConsecutiveErrors if too many jobs failed in a row, with their most common fault.
 
-        Does nothing if another failure ended the run.
+        Raises RunHalted if too many failed in all. Does nothing if another failure ended the run.
         """
         row = self._in_a_row
+        if not row and self._is_halted:
+            ((code, most),) = Counter(one.code for one in self.failed).most_common(1)
+            count = counted(len(self.failed), "job")
+            raise RunHalted(
+                f"{count} failed, as many as --halt allows; {most} of them {code}",
+                hint="fix their common cause, then run the same command with --retry-failed; "
+                "--halt none never stops",
+            )
         if not row:
             return
         ((code, most),) = Counter(one.code for one in row).most_common(1)

@@ -10,7 +10,7 @@ another job, are ignored, and the job then starts at its first step.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class LatentsCheckpoint:
 
     With `every` 0 only the latents after the last step are kept. Existing latents are always used.
     `notes`: where the job continued; `warnings`: what went wrong. `holds_last`: only the decode is
-    left.
+    left. `is_stopping`: tells whether a stop was requested, so that this step may be the last.
     """
 
     path: Path
@@ -65,10 +65,11 @@ class LatentsCheckpoint:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     holds_last: bool = False
+    is_stopping: Callable[[], bool] = lambda: False
 
     def is_due(self, step: int, steps: int) -> bool:
         """True if the latents after `step` steps must be kept."""
-        return step == steps or (self.every > 0 and step % self.every == 0)
+        return step == steps or (self.every > 0 and (step % self.every == 0 or self.is_stopping()))
 
     def keep(self, kept: Kept) -> None:
         """Replace the kept latents. A disk error only adds a warning, and logs it.

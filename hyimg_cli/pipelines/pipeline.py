@@ -45,6 +45,8 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         self._ranks: ModelRanks | None = None
         # Shapes that have been run once.
         self._warmed: set[Any] = set()
+        # True once a stop was requested: latents are saved after the current step.
+        self.is_stopping = False
         # True for a server, where jobs arrive at any time.
         self._serves = False
 
@@ -113,7 +115,9 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         key = key_of(work.job, work.sources_as_read, self._config)
         path = folder.latents_for(work.job.custom_id, work.job.part)
         every = self._config.output.checkpoint_every
-        return LatentsCheckpoint(path, key, every, work.notes, work.warnings)
+        return LatentsCheckpoint(
+            path, key, every, work.notes, work.warnings, is_stopping=lambda: self.is_stopping
+        )
 
     @abstractmethod
     def forget(self) -> None:

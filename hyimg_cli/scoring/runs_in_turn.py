@@ -1,5 +1,6 @@
 """Runs of one request, one after the other: drafts, then what follows from them."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ class RunsInTurn:
     summaries: list[Summary] = field(default_factory=list, init=False)
     _at_work: ManifestRun | None = field(default=None, init=False)
     _stop_signal: int | None = field(default=None, init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
 
     def request_stop(self, signal_number: int) -> bool:
         """Stop as `ManifestRun.request_stop` does; what works between runs ends at once."""
@@ -35,5 +37,5 @@ class RunsInTurn:
         run = self._at_work = ManifestRun(replace(self.request, config=config, change=change))
         if self._stop_signal is not None:
             run.request_stop(self._stop_signal)
-        self.summaries.append(run.run(on_event))
+        self.summaries.append(run.run(on_event, age_s=time.monotonic() - self._began))
         self._at_work = None

@@ -238,6 +238,15 @@ def size_request(height: int, width: int, *, is_ratio: bool = False) -> SizeRequ
     return SizeRequest(height, width, is_ratio)
 
 
+def seconds_in(text: str) -> int:
+    """Return the seconds of a text that `DURATION` reads: `1h30m`, or `01:30:00`."""
+    if ":" in text:
+        hours, minutes, seconds = map(int, text.split(":"))
+        return hours * 3600 + minutes * 60 + seconds
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    return sum(int(number) * units[unit] for number, unit in re.findall("([0-9]+)([dhms])", text))
+
+
 def box_of(text: re.Match[str], hint: str) -> Box:
     """Return the box in a match of `BOX_PATTERN`. Raises BadValue for an empty one."""
     left, top, right, bottom = map(int, text.groups())
@@ -330,6 +339,24 @@ FINISHED_RUN = _folder_kind(
     "path that looks like an address",
 )
 RUN_FOLDER = _folder_kind(f"(?!(?:{NO_STORE}):/){WRITTEN}")
+# Its unit is written: seconds are meant by one tool, and minutes by another.
+DURATION = pattern_kind(
+    r"none|(?=.)(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
+    r"|([0-9]{1,5}):([0-5][0-9]):([0-5][0-9])",
+    "is not a time",
+    "write hours, minutes or seconds: 8h, 90m, 1h30m, 45s",
+    lambda text: None if text[0] == "none" else text[0],
+    metavar="time",
+    allowed="such as 8h, 90m or 45s",
+)
+SHARE = pattern_kind(
+    r"none|([1-9][0-9]?|100)%|[1-9][0-9]{0,6}",
+    "is neither a share nor a number of jobs",
+    "write a share of the jobs, such as 10%, or a number, such as 30",
+    lambda text: None if text[0] == "none" else text[0],
+    metavar="share",
+    allowed="such as 10% or 30",
+)
 NAMES = Kind(
     _names,
     {"type": "array", "items": TEXT},

@@ -7,14 +7,15 @@ field of a class may be given by position.
 """
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass, field
+from dataclasses import KW_ONLY, MISSING, dataclass, field, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Interval
 
-from hyimg_cli.settings.kinds import DEVICE, FOLDER, GATES, NAMES, RUN_FOLDER, SIZE
+from hyimg_cli.settings.kinds import DEVICE, DURATION, FOLDER, GATES, NAMES, RUN_FOLDER, SHARE, SIZE
 from hyimg_cli.settings.name_template import NAME_TEMPLATE
 from hyimg_cli.settings.paths import MODEL_NAME
 from hyimg_cli.spec import options as o
@@ -519,7 +520,7 @@ class CandidatesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FailurePolicy:
-    """What to do about failed jobs."""
+    """What to do about failed jobs, and when a run ends early."""
 
     fail_fast: bool = _run(
         False,
@@ -529,12 +530,32 @@ class FailurePolicy:
     max_consecutive_errors: Annotated[int, Interval(ge=0, le=1_000_000)] = _run(
         20, "Stop after this many errors in a row, not counting unreadable sources; 0 never stops."
     )
+    halt: Annotated[str, SHARE] | None = _run(
+        None, "Stop when this share, or this number, of the jobs to run has failed."
+    )
+    time_limit: Annotated[str, DURATION] | None = _run(
+        None, "Stop in order after this time, as Ctrl-C does; the same command resumes."
+    )
+    job_timeout: Annotated[str, DURATION] | None = _run(
+        None, "Fail a job that works longer than this, checked after each step."
+    )
     max_retries: Annotated[int, Interval(ge=0, le=100)] = _run(
         0, "Retry a job up to this many times after a failure that may be temporary."
     )
     skip_invalid: bool = _run(
         False, "Run the valid lines and record the others as failed.", flags=("--skip-invalid",)
     )
+
+    def for_run(self, jobs: int, failed: int = 0) -> "FailurePolicy":
+        """Return the policy with `halt` as the number of failures that ends a run of so many jobs.
+
+        `failed`: jobs of the run that have failed already. No change if it is a number by then.
+        """
+        if self.halt is None:
+            return self
+        is_share = self.halt.endswith("%")
+        most = max(1, ceil(jobs * int(self.halt[:-1]) / 100)) if is_share else int(self.halt)
+        return replace(self, halt=str(max(1, most - failed)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,8 +167,9 @@ def test_only_a_fault_of_its_own_machine_ends_one_replica(error: HyimgError, is_
 
 
 def test_no_failed_request_ends_a_server() -> None:
-    strict = FailurePolicy(fail_fast=True, max_consecutive_errors=1, max_retries=3)
-    assert policy_of_server(strict) == replace(strict, fail_fast=False, max_consecutive_errors=0)
+    ends = {"halt": "1", "time_limit": "1s", "job_timeout": "1s"}
+    strict = FailurePolicy(fail_fast=True, max_consecutive_errors=1, max_retries=3, **ends)
+    assert policy_of_server(strict) == FailurePolicy(max_consecutive_errors=0, max_retries=3)
 
 
 def test_exit_codes_of_a_run_that_came_to_its_end() -> None:

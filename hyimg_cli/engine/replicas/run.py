@@ -202,7 +202,8 @@ class _Run:
 
     def events(self, stop_if_asked: Callable[[], None]) -> Iterator[Event]:
         """Yield events until nothing is left; if the run ends early, stop the replicas in order."""
-        limit = FailureLimit(self._setup.config.failure)
+        setup = self._setup
+        limit = FailureLimit(setup.config.failure.for_run(len(setup.whole.jobs)))
         for replica in self._replicas:
             self._start(replica)
         try:

@@ -102,7 +102,7 @@ class WholeBatches:
 
     def next_pass(self, at: AtWork) -> Sequence[ImageRequest]:
         """Begin a pass; return the requests that have been dropped."""
-        return ()
+        return [work for work in at if work.ticket.is_dropped]
 
     def text_of(self, item: Ticket) -> Hashable | None:
         """Return a key that is equal for jobs that would write, or were given, the same text."""

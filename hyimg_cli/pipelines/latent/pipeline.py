@@ -134,11 +134,16 @@ class LatentPipeline(Pipeline[Model, OneJob, Done]):
         while tickets := queue.take(sys.maxsize if queue.is_whole else 1, wait=True):
             for part in self._parts(tickets):
                 events = self._events(part, new_clock, is_prepared=queue.is_whole)
+                left = [*part]
                 with closing(events):
                     for ticket, event in events:
                         if ticket.is_dropped:
-                            ticket.tell(Dropped(ticket.job.custom_id))
+                            # Jobs of one forward began together, and end together.
+                            for one in left:
+                                one.tell(Dropped(one.job.custom_id))
                             break
+                        if isinstance(event, Request):
+                            left.remove(ticket)
                         ticket.tell(event)
                         yield
 
