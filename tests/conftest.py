@@ -157,11 +157,14 @@ def _fixed_seeds() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own HYIMG_ variables must not change what a test sees; its cache is empty."""
+    """A developer's HYIMG_ variables and hyimg.toml must not change what a test sees; its cache is
+    empty.
+    """
     for name in [name for name in os.environ if name.startswith("HYIMG_")]:
         if name not in ("HYIMG_GOLDENS", "HYIMG_TESTS_SKIP"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HYIMG_CACHE_DIR", str(CACHE / secrets.token_hex(8)))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(CACHE / "config"))
 
 
 @pytest.fixture(autouse=True)

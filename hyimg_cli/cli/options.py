@@ -7,6 +7,7 @@ given. The environment is read here; only `replay` reads it differently.
 import inspect
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hyimg_cli.cache.disk import DiskStore
 from hyimg_cli.cli import render
 from hyimg_cli.cli.completion import among, manifests
 from hyimg_cli.cli.help import show_all
-from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe
+from hyimg_cli.cli.recipe import FOLDERS_OWN, read_recipe, users_own
 from hyimg_cli.errors import UsageError
 from hyimg_cli.remote import keep_copies_in
 from hyimg_cli.settings.config import Setting, build_run_config, settle
@@ -145,7 +146,9 @@ TASK = option(
 )
 RECURSIVE = switch("Include pictures in subfolders.", "--recursive", is_basic=True)
 RECIPE = option("Read settings from a TOML file.", is_basic=True)
-NO_CONFIG = switch("Ignore hyimg.toml in the working folder.", "--no-config")
+NO_CONFIG = switch(
+    "Ignore hyimg.toml in the working folder, and your own in ~/.config.", "--no-config"
+)
 FORCE = switch("Overwrite results made with different settings.", "--force", is_basic=True)
 _select = partial(
     option,
@@ -230,7 +233,8 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
 def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     """Return every setting with its value and origin, from flags, environment and recipe.
 
-    A command with --no-config also reads `hyimg.toml`, and prints a note about it.
+    A command with --no-config also reads `hyimg.toml` here and the user's own, and prints a note
+    about each.
     """
     refuse_misspelt(os.environ)
     recipe = read_recipe(Path(given["recipe"])) if given.get("recipe") else {}
@@ -238,7 +242,8 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     for name, given_often in flags.items():
         if isinstance(given_often, list | tuple):
             flags[name] = ",".join(given_often) if given_often else None
-    return settle(flags, os.environ, recipe, _folders_own(given))
+    folders, own = _folders_own(given), _users_own(given)
+    return settle(flags, os.environ, recipe, folders, users_own=own)
 
 
 def refuse_misspelt(environ: Mapping[str, str]) -> None:
@@ -265,6 +270,22 @@ def _folders_own(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     found = read_recipe(FOLDERS_OWN, is_named=False)
     told = f"{FOLDERS_OWN} in this folder sets {', '.join(found) or 'nothing'}"
+    render.note_unless(given["quiet"])(f"{told}; --no-config ignores it")
+    return found
+
+
+def _users_own(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in the user's own `hyimg.toml`; none if it is ignored or missing."""
+    path = users_own()
+    if given.get("no_config", True) or path is None or not os.path.lexists(path):
+        return {}
+    if os.path.exists(FOLDERS_OWN) and os.path.exists(path) and path.samefile(FOLDERS_OWN):
+        return {}  # the working folder is the one of the file
+    title = str(path)
+    with suppress(ValueError):
+        title = f"~/{path.relative_to(Path.home())}"
+    found = read_recipe(path, title=title)
+    told = f"{title} sets {', '.join(found) or 'nothing'}"
     render.note_unless(given["quiet"])(f"{told}; --no-config ignores it")
     return found
 

@@ -1,7 +1,8 @@
-"""Recipes: files of settings in TOML tables; `hyimg.toml` in the working folder is read without
-a flag.
+"""Recipes: files of settings in TOML tables; `hyimg.toml` in the working folder and the user's own
+are read without a flag.
 """
 
+import os
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,12 +18,24 @@ from hyimg_cli.settings.values import BadValue, nearest
 FOLDERS_OWN = Path("hyimg.toml")
 
 
-def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
+def users_own() -> Path | None:
+    """Return the path of the user's own settings, whether it exists; None without a home."""
+    shared = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    try:
+        # The XDG specification says to ignore a relative path.
+        return (shared if shared.is_absolute() else Path.home() / ".config") / FOLDERS_OWN
+    except RuntimeError:  # a user without a home
+        return None
+
+
+def read_recipe(path: Path, *, is_named: bool = True, title: str = "") -> dict[str, Any]:
     """Return the settings in a recipe file by name, with typed values.
 
-    Raises RecipeError at the first fault. A file that was found rather than named must also not
-    set which weights are loaded, which scorers run, or which folders are written.
+    Messages call the file `title`, or else by its name. Raises RecipeError at the first fault. A
+    file that was found rather than named must also not set which weights are loaded, which scorers
+    run, or which folders are written.
     """
+    title = title or path.name
     try:
         tables = tomllib.loads(text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True))
     except OSError as error:
@@ -31,13 +44,13 @@ def read_recipe(path: Path, *, is_named: bool = True) -> dict[str, Any]:
     # Also for bytes that are not UTF-8, numbers with too many digits, and too many brackets.
     except (ValueError, RecursionError) as error:
         what = f"not valid TOML: {error}"
-        raise RecipeError(what, where=path.name, code="recipe.not-toml") from None
+        raise RecipeError(what, where=title, code="recipe.not-toml") from None
     settings: dict[str, Any] = {}
     for table, entries in tables.items():
         if table not in TABLES or not isinstance(entries, dict):
-            raise _unknown(table, TABLES, where=path.name)
+            raise _unknown(table, TABLES, where=title)
         for name, value in entries.items():
-            where = f"{path.name}: {table}.{name}"
+            where = f"{title}: {table}.{name}"
             if (row := TABLES[table].get(name)) is None:
                 raise _unknown(name, TABLES[table], where=where)
             decides = row.pixels == "checkpoint" or row.table == "candidates"

@@ -1,6 +1,7 @@
 """Turn flags, variables and files into settings, and settings into a run's configuration.
 
-Precedence is decided here alone: flag > environment > recipe file > hyimg.toml > default. A
+Precedence is decided here alone: flag > environment > recipe file > hyimg.toml > the
+user's own > default. A
 manifest line overrides all of them; the job's checkpoint is below them: `manifest.resolve`.
 """
 
@@ -20,7 +21,16 @@ from hyimg_cli.spec.options import CHECKPOINT
 from hyimg_cli.spec.step_cache import StepCache
 
 Origin = Literal[
-    "line", "flag", "RunConfig", "record", "environment", "recipe", "hyimg.toml", "model", "default"
+    "line",
+    "flag",
+    "RunConfig",
+    "record",
+    "environment",
+    "recipe",
+    "hyimg.toml",
+    "user's hyimg.toml",
+    "model",
+    "default",
 ]
 
 
@@ -39,14 +49,16 @@ def settle(
     recipe: Mapping[str, Any],
     folders_own: Mapping[str, Any] | None = None,
     *,
+    users_own: Mapping[str, Any] | None = None,
     origin: Literal["flag", "RunConfig"] = "flag",
     record: Mapping[str, Any] | None = None,
 ) -> dict[str, Setting]:
     """Return every setting and its origin.
 
     Order: flag (None: unset) > `record` of a file that is made again > HYIMG_<NAME> > recipe >
-    the settings of the working folder's `hyimg.toml` > default. `origin`: of values given as flags.
-    Raises UsageError for a bad value, and for settings that contradict each other.
+    the settings of the working folder's `hyimg.toml` > those of the user's own > default.
+    `origin`: of values given as flags. Raises UsageError for a bad value, and for settings that
+    contradict each other.
     """
     assert flags.keys() <= SETTINGS.keys(), f"no settings: {flags.keys() - SETTINGS.keys()}"
 
@@ -65,6 +77,8 @@ def settle(
             return Setting(name, recipe[name], "recipe")
         if folders_own and name in folders_own:
             return Setting(name, folders_own[name], "hyimg.toml")
+        if users_own and name in users_own:
+            return Setting(name, users_own[name], "user's hyimg.toml")
         if row.default is CHECKPOINT:
             return Setting(name, None, "model")
         return Setting(name, row.default, "default")
@@ -135,8 +149,8 @@ def as_given(setting: Setting) -> str:
         return f"{setting.name} of the file's record"
     if setting.origin == "environment":
         return row.variable
-    if setting.origin in ("recipe", "hyimg.toml"):
-        return f"{setting.name} of {'the ' * (setting.origin == 'recipe')}{setting.origin}"
+    if setting.origin in ("recipe", "hyimg.toml", "user's hyimg.toml"):
+        return f"{setting.name} of {'the ' * (setting.origin != 'hyimg.toml')}{setting.origin}"
     return row.spelled[-1].partition("/")[2] if setting.value is False else row.flag
 
 

@@ -60,3 +60,43 @@ def test_no_other_command_does(
     names = {parameter.name for parameter in loaded.params}
     assert "no_config" not in names
     settings_of(dict.fromkeys(names))
+
+
+def test_the_users_own_stands_below_the_folders_and_may_choose_a_model(
+    run_cli: Run,
+    write_manifest: Write,
+    config: Any,
+    fake_session: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = tmp_path / "home"
+    (home / ".config").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    own = home / ".config/hyimg.toml"
+    own.write_text(
+        '[sampling]\nseed = 5\n[output]\nformat = "jpeg"\n[model]\nmodel = "tiny-image"\n'
+    )
+    config("[sampling]\nseed = 6\n")
+    arguments = ("generate", write_manifest({"prompt": "x"}))
+    ran = run_cli(*arguments, "-o", "out")
+    assert ran.code == 0
+    assert "~/.config/hyimg.toml sets seed, format, model; --no-config ignores it\n" in ran.err
+    assert "toy" not in ran.err  # it was chosen
+    flags = flags_of(tmp_path / "out")
+    assert flags["seed"] == {"value": 6, "origin": "hyimg.toml"}
+    assert flags["format"] == {"value": "jpeg", "origin": "user's hyimg.toml"}
+    assert run_cli(*arguments, "--no-config", "-o", "other").code == 0
+    assert flags_of(tmp_path / "other")["format"]["origin"] == "default"
+    # Where XDG_CONFIG_HOME says, by that name; a fault is told with its place.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(elsewhere))
+    (elsewhere / "hyimg.toml").write_text("[sampling]\nsede = 1\n")
+    ran = run_cli("check", arguments[1])
+    assert ran.code == 2
+    assert f"--> {elsewhere}/hyimg.toml: sampling.sede\n  hint: did you mean seed?" in ran.err
+    # The folder of the file itself is no reason to read it twice, or to trust it less.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert run_cli("check", arguments[1]).err.count("hyimg.toml") == 1
