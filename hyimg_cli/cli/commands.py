@@ -29,6 +29,7 @@ COMMANDS = (
         "manifest",
         "merge",
         "status",
+        "diff",
         "report",
         "export",
     ),

@@ -131,7 +131,35 @@ _OPTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "first head max_images max_jobs limit_images num_jobs",
         ("give --limit, as in --limit 10",),
     ),
-    ("filter only include ids id", ('give --select, as in --select "cat-*"',)),
+    (
+        "filter where only include ids id status state query",
+        ('give --select, as in --select "cat-*" or --select status=failed',),
+    ),
+    (
+        "timeout max_time walltime wall_time time deadline time_budget stop_after max_runtime",
+        ("give --time-limit 8h for the whole run, or --job-timeout 20m for each job",),
+    ),
+    (
+        "watch tail live poll monitor",
+        (
+            "give --follow, to run lines and pictures as they come",
+            "run it again now and then, as in: watch hyimg status OUT",
+        ),
+    ),
+    (
+        "failed only_failed failed_only only_failures rerun resume_failed errors",
+        (
+            "give --retry-failed; with --select status=failed, no other job runs",
+            "give --select status=failed",
+            "hyimg status counts failed jobs by their error code",
+        ),
+    ),
+    (
+        "max_failures max_errors max_fails failures fail_limit max_failed error_limit",
+        ("give --halt 10%, or --halt 30 for a number of jobs",),
+    ),
+    ("k ignore_errors", ("leave it out; a failed job does not end a run (--keep-going)",)),
+    ("no_rc ignore_config isolated no_hyimg_toml no_settings", ("give --no-config",)),
     ("r recurse subfolders subdirs", ("give --recursive",)),
     ("seed seeds", ("give --seed 7, or --n 4 for several seeds",)),
     ("debug log_level loglevel d trace", ("give -v for more details",)),
@@ -188,19 +216,29 @@ COMMANDS = {
     ),
     **dict.fromkeys(("validate", "lint", "verify", "test"), "check"),
     **dict.fromkeys(("estimate", "dry-run", "preview"), "plan"),
-    **dict.fromkeys(("benchmark", "compare", "profile"), "bench"),
+    **dict.fromkeys(("benchmark", "profile"), "bench"),
     **dict.fromkeys(("server", "api", "web", "ui"), "serve"),
-    **dict.fromkeys(("evaluate", "metrics", "diff"), "eval"),
+    **dict.fromkeys(("evaluate", "metrics"), "eval"),
     **dict.fromkeys(("show", "inspect", "metadata"), "info"),
     **dict.fromkeys(("dataset",), "export"),
     **dict.fromkeys(("view", "html", "open"), "report"),
     **dict.fromkeys(("choose", "select", "best"), "pick"),
     **dict.fromkeys(("error", "errors", "why", "describe"), "explain"),
     **dict.fromkeys(("env", "system"), "doctor"),
-    **dict.fromkeys(("state", "progress", "summary"), "status"),
+    **dict.fromkeys(("compare", "cmp", "difference"), "diff"),
+    **dict.fromkeys(
+        ("state", "progress", "summary", "st", "ls", "list", "jobs", "ps", "queue", "history"),
+        "status",
+    ),
+    **dict.fromkeys(("log", "logs", "watch", "monitor", "tail"), "status"),
+    # It prints the command that goes on.
+    **dict.fromkeys(("resume", "continue", "retry", "rerun"), "status"),
     **dict.fromkeys(("version",), "--version"),
     **dict.fromkeys(("help", "man", "usage"), "--help"),
 }
+
+# Words for the end of a run, which needs no command.
+ENDS = ("stop", "cancel", "kill", "abort", "pause", "quit")
 
 # The same for `hyimg cache`.
 OF_THE_CACHE = {

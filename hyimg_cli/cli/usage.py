@@ -35,6 +35,7 @@ def usage_error(error: "typer.TyperException", arguments: Sequence[str]) -> Usag
     if path == "hyimg":
         what = getattr(error, "message", what)  # without the guesses of the parser
         hint = _for_no_command(arguments)
+        what = what.partition(" Did you mean")[0] if hint else what
     elif context and (given := getattr(error, "option_name", "")):
         what, hint = _for_option(error.message, str(given), context)
     else:
@@ -80,6 +81,8 @@ def _for_no_command(arguments: Sequence[str]) -> str:
             return f"run hyimg {meant}"
         example = _PROMPTED if meant == "generate" else ["jobs.jsonl"] * (meant in OF_A_RUN)
         return f"run {shlex.join(['hyimg', meant, *(others or example)])}".replace("'", '"')
+    if word.lower() in other_words.ENDS:
+        return "press Ctrl-C where the run works, or send it SIGTERM; the same command resumes"
     if meant := pasted.hint_of_dashes(word):
         return meant
     if close := other_words.misspelt(word, ("--help", "--version")) if word[:2] == "--" else ():
