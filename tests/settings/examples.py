@@ -17,6 +17,8 @@ BY_KIND: dict[Kind, Any] = {
     kinds.NAMES: ("other",),
     kinds.GATES: ("judge.follows=7",),
     kinds.DEVICE: "cuda:1",
+    kinds.DURATION: "8h",
+    kinds.SHARE: "50%",
     paths.REGION: "1,2,30,40",
     paths.LORAS: "style.safetensors@0.5",
     NAME_TEMPLATE: "{stem}-{seed}",
