@@ -32,6 +32,8 @@ def generate(ctx: typer.Context) -> None:
         raise typer.Exit(show_plan(ctx))
     style = render.style_of(ctx.params)
     render.remarks(remark_unsplit(ctx.params["shard"]), style)
+    if ctx.params["follow"]:
+        raise typer.Exit(_follow(ctx, style))
     request = request_of(ctx)
     drawn_again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
     if request.config.candidates.score or request.config.candidates.draft_steps:
@@ -42,6 +44,13 @@ def generate(ctx: typer.Context) -> None:
     again = _resume_command(ctx.obj or (), place)
     retry = _resume_command(ctx.obj or (), place, "--retry-failed")
     raise typer.Exit(show_run(ManifestRun(request), style, again=again, retry=retry))
+
+
+def _follow(ctx: typer.Context, style: render.Style) -> int:
+    from hyimg_cli.cli.follow import show_followed
+
+    again = shlex.join(["hyimg", *(word for word in ctx.obj or () if word not in NOT_AGAIN)])
+    return show_followed(ctx, style, again=again, retry=f"{again} --retry-failed")
 
 
 def _resume_command(arguments: Sequence[str], place: str, *more: str) -> str:
