@@ -26,6 +26,7 @@ from hyimg_cli.manifest.written import digests_of, tag_fault
 from hyimg_cli.settings.kinds import SIZE_PATTERN, as_json, size_request, text
 from hyimg_cli.settings.other_names import field_of, lacking
 from hyimg_cli.settings.paths import LINK
+from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue, nearest, shown
 from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
 
@@ -105,6 +106,8 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
             hint = 'write "size": "W:H" or "WIDTHxHEIGHT", width first'
             if isinstance(value, str) and re.fullmatch(SIZE_PATTERN, value, re.ASCII):
                 hint = f'write "size": "{value}"'
+        elif meant not in BY_NAME and SETTINGS[meant].panel:
+            hint = f"set it for the whole run: {SETTINGS[meant].flag}"
     elif close := nearest(key, BY_NAME):
         hint = f'did you mean "{close}"?'
     return f"{shown(key)} is not a field", hint

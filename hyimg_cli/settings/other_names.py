@@ -16,11 +16,13 @@ _NAMES = {
     "prompt": "text caption instruction edit_instruction edit_prompt positive_prompt description "
     "prompts query user_prompt",
     "custom_id": "image_id sample_id uid output_name output_image output_file output_filename "
-    "output_path save_name",
+    "output_path save_name save_as out output outfile out_path",
     "num_inference_steps": "num_steps sampling_steps inference_steps sample_steps denoise_steps "
     "ddim_steps",
     "lora": "loras lora_path lora_weights lora_name lora_file lora_dir lora_scale adapter",
     "flow_shift": "shift mu time_shift timestep_shift",
+    "device": "gpu gpu_id cuda cuda_device device_id",
+    "job_timeout": "timeout timeout_s max_seconds",
     "fps": "frame_rate framerate frames_per_second",
     "num_frames": "video_length length frame_count duration seconds",
     "seed": "random_seed rng_seed generator noise_seed",
