@@ -323,7 +323,7 @@ class ManifestRun:
         try:
             if self._stop_signal is not None:
                 session.request_stop(self._stop_signal)
-            limit = FailureLimit(self.request.config.failure)
+            limit = FailureLimit(self.request.config.failure.for_run(len(plan.jobs)))
             for wave in waves_of(plan):
                 with closing(self._events(session, wave, folder)) as events:
                     for event in events:

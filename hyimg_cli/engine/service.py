@@ -278,7 +278,7 @@ class ServedSession:
                 folder.make_places(jobs)
             for group in plan.groups:
                 yield GroupStarted(group.model, group.size_class)
-            limit = FailureLimit(service.config.failure)
+            limit = FailureLimit(service.config.failure.for_run(len(jobs)))
             recorder = Recorder(service.pipeline, service.config, folder, limit, is_elsewhere=True)
             yield from recorder.run(jobs, self._work, time.perf_counter())
             if limit.is_over:
