@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -18,7 +17,7 @@ from hyimg_cli.cli import options as o
 from hyimg_cli.cli.progress import Report, stoppable
 from hyimg_cli.cli.render import Style
 from hyimg_cli.cli.request import request_for
-from hyimg_cli.engine.follow import FollowedRuns
+from hyimg_cli.engine.follow import Arrivals, FollowedRuns
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.errors import UsageError
 from hyimg_cli.manifest.manifest import Manifest, manifest_of
@@ -42,21 +41,22 @@ def show_followed(ctx: typer.Context, style: Style, *, again: str, retry: str) -
     settings["skip_invalid"] = Setting("skip_invalid", True, "flag")
     _refuse(given, settings)
 
-    def request(manifest: Manifest) -> RunRequest:
-        return request_for(given, settings, manifest)
+    report = Report(style, "", again, retry)
 
-    names = given["inputs"] or []
-    if names == ["-"]:
-        arrivals: FollowedLines | FollowedFiles = FollowedLines(request)
-    else:
-        read = lambda: inputs.manifest_of(  # noqa: E731
-            {**given, "quiet": True}, ctx.obj or (), settings
-        )
-        arrivals = FollowedFiles(
-            names, lambda: request(read()), is_recursive=bool(given["recursive"])
-        )
-    folder = o.output_folder(settings, "") if settings["output_dir"].value else Path("runs")
-    report = Report(style, shown_place(folder), again, retry)
+    def request(manifest: Manifest) -> RunRequest:
+        made = request_for(given, settings, manifest)
+        report.place = shown_place(made.config.output.folder)
+        return made
+
+    def found() -> RunRequest:
+        # Each look would tell again which files are skipped.
+        quietly = {**given, "quiet": True}
+        return request(inputs.manifest_of(quietly, ctx.obj or (), settings))
+
+    names: list[str] = given["inputs"]
+    arrivals: Arrivals = FollowedLines(request)
+    if names != ["-"]:
+        arrivals = FollowedFiles(names, found, is_recursive=bool(given["recursive"]))
     flow = FollowedRuns(arrivals, report.show, limit=settings["time_limit"].value)
     with stoppable(flow.request_stop):
         counts = flow.run()

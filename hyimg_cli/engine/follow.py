@@ -7,7 +7,7 @@ its pixels, and not when it came.
 import time
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 from hyimg_cli.engine.run import AnySession, ManifestEvent, ManifestRun, OnEvent, session_for
 from hyimg_cli.engine.runner import RunRequest, Summary
@@ -25,10 +25,8 @@ _MAY_COME = ("source.none",)
 class Arrivals(Protocol):
     """Where jobs come from."""
 
-    @property
-    def is_over(self) -> bool:
-        """True if nothing more will come."""
-        ...
+    # True if nothing more will come.
+    is_over: bool
 
     def take(self) -> RunRequest | None:
         """Return a run of all jobs so far if more have come, after a short wait; None if not."""
@@ -106,7 +104,7 @@ class FollowedRuns:
     def _keep(self, config: RunConfig) -> AnySession:
         if self._session is None:
             self._session = _KeptSession(session_for(config))
-        return self._session  # type: ignore[return-value]
+        return cast(AnySession, self._session)
 
 
 class _KeptSession:

@@ -78,8 +78,9 @@ def test_a_folder_that_fills_is_followed_until_the_time_is_up(
 ) -> None:
     picture(tmp_path / "in/a.png", 1)
     fake_session.meanwhile = {"a-png": lambda _: picture(tmp_path / "in/b.png", 2)}
-    command = ("generate", "in", "--prompt", "x", "-o", "out", "--no-report")
+    command = ("generate", "in", "--prompt", "x", "--no-report")
     ran = run_cli(*command, "--follow", "--time-limit", "2s")
+    assert "results in runs/in-" in ran.err
     assert (ran.code, fake_session.ran) == (0, ["a-png", "b-png"])
     assert "waiting for more; Ctrl-C ends it" in ran.err
     assert "1 done, 0 failed, 1 skipped" in ran.err
