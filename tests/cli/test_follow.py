@@ -15,6 +15,8 @@ from hyimg_cli.cli import follow
 from hyimg_cli.engine import follow as engine_follow
 
 Run = Callable[..., Any]
+# So that a fault does not wait for ever.
+END = ("--time-limit", "20s")
 LINE = '{{"custom_id": "{0}", "prompt": "{1}"}}\n'
 
 
@@ -132,7 +134,7 @@ def test_so_many_failures_end_it_in_whichever_round(
         path.write_text(path.read_text() + LINE.format("b", "fail"))
 
     fake_session.meanwhile = {"a": grow}
-    ran = run_cli("generate", path, "-o", "out", "--no-report", "--follow", "--halt", "2")
+    ran = run_cli("generate", path, "-o", "out", "--no-report", "--follow", "--halt", "2", *END)
     assert (ran.code, fake_session.ran) == (1, ["a", "b"])
     assert "error[run.halted]" in ran.err
 
