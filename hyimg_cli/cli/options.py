@@ -152,8 +152,7 @@ NO_CONFIG = switch(
 FORCE = switch("Overwrite results made with different settings.", "--force", is_basic=True)
 _select = partial(
     option,
-    "Select ids (cat-*) or results: status=failed, code=job.*, outside>0.1, score.text<0.5. "
-    "Repeatable: all must hold.",
+    "Select ids (cat-*) or results (status=failed).",
     "--select",
     metavar="<pattern>",
     autocompletion=among(("status=done", "status=failed", "status=left")),
@@ -210,7 +209,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         retry_failed: bool = switch("Run failed jobs again.", "--retry-failed", is_basic=True),
         force: bool = FORCE,
         follow: bool = switch(
-            "Wait for more pictures or lines, and run them as they come.", "--follow", is_basic=True
+            "Wait for more pictures or lines, and run them as they come.", "--follow"
         ),
         dry_run: bool = switch("Show the plan, as hyimg plan does, and exit.", "--dry-run"),
         select: list[str] | None = SELECT,

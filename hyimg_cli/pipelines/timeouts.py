@@ -9,7 +9,7 @@ from hyimg_cli.pipelines.clock import PhaseClock
 from hyimg_cli.pipelines.queue import Dropped, EngineEvent
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.settings.kinds import seconds_in
-from hyimg_cli.spec.events import JobStarted
+from hyimg_cli.spec.events import Event, JobStarted
 from hyimg_cli.spec.job import Job
 
 
@@ -31,15 +31,14 @@ class JobTimeout:
         # When each job that is at work began; a job that was dropped is not overdue again.
         self._began: dict[str, float] = {}
 
-    def heed(self, event: EngineEvent) -> EngineEvent:
+    def heed(self, event: EngineEvent) -> Event | Request[Any] | Lost[Any]:
         """Return the event; the end of a job that was dropped is its failure."""
-        match event:
-            case JobStarted():
-                self._began[event.custom_id] = self._clock()
-            case Dropped():
-                return self._lost(self._jobs[event.custom_id])
-            case Request():
-                self._began.pop(event.job.custom_id, None)
+        if isinstance(event, Dropped):
+            return self._lost(self._jobs[event.custom_id])
+        if isinstance(event, JobStarted):
+            self._began[event.custom_id] = self._clock()
+        elif isinstance(event, Request):
+            self._began.pop(event.job.custom_id, None)
         return event
 
     def overdue(self) -> Iterator[str]:
