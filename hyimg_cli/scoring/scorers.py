@@ -84,7 +84,7 @@ class Scorer:
     @property
     def is_computed(self) -> bool:
         """True for hyimg's own computations, whose scores are the same each time."""
-        return self.module == _BUILT_IN["outside"]
+        return self.module in {*_BUILT_IN.values()} - {_BUILT_IN["judge"]}
 
     @cached_property
     def identity(self) -> str:

@@ -98,6 +98,14 @@ def test_no_line_and_no_request_names_code_an_interpreter_or_an_address() -> Non
     assert not {"candidate_of", "candidate", "draft_of"} & ALLOWED
 
 
+def test_only_scorers_whose_scores_can_differ_are_repeated(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("SCORERS = {'clip': {}}")
+    is_computed = {spec: one(spec).is_computed for spec in ("confidence", "outside", "text")}
+    assert all(is_computed.values()), is_computed
+    assert not one(f"{tmp_path}/mine.py:clip").is_computed
+    assert not one("judge:m", judge_url="http://a/v1").is_computed
+
+
 def test_options_are_typed_and_part_of_the_identity(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     declared = "{'model': 'a', 'size': 224, 'is_fast': False, 'path': None}"
