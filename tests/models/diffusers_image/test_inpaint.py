@@ -135,7 +135,7 @@ def test_pixels_are_the_inpaint_pipelines(
         ["klein-kv", "krea2"],
         [
             *("klein-kv", "qwen-image-edit-plus", "longcat-edit", "qwen-image-2.1", "flux2-dev"),
-            *("krea2", "krea2-turbo", "longcat"),
+            *("krea2", "krea2-turbo", "longcat", "flux3", "flux3-base"),
         ],
     ),
 )
