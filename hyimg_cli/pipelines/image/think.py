@@ -237,7 +237,7 @@ class DecodeLoop:
         assert lag in (0, 1), "a row is taken back one step deep"
         self._model, self._lag = model, lag
         # The choices of a step, and their ids and log-probabilities on the way to the host.
-        self._unread: deque[tuple[list[ChosenToken], Readback, Readback]] = deque()
+        self._unread: deque[tuple[list[ChosenToken], Readback]] = deque()
 
     def step(self, decodings: Sequence[DecodeRequest]) -> Read:
         """Launch a step of every decoding that can continue, then read the step before it."""
@@ -265,16 +265,18 @@ class DecodeLoop:
         ids_R = choose(logits_RV, draws)
         choices = [decoding.chosen(ids_R, row) for row, decoding in enumerate(decodings)]
         logprob_R = logprob_RV.gather(1, ids_R[:, None])[:, 0]
-        self._unread.append((choices, Readback(ids_R), Readback(logprob_R)))
+        # One copy; float64 holds every id exactly.
+        self._unread.append((choices, Readback(torch.stack([ids_R.double(), logprob_R.double()]))))
 
     def _read(self, *, keep: int) -> Read:
         read: Read = {}
         while len(self._unread) > keep:
-            launched, ids, logprobs = self._unread.popleft()
+            launched, readback = self._unread.popleft()
             choices = [choice for choice in launched if not choice.is_void]
             try:
-                read_values = zip(ids.values(), logprobs.values(), strict=True)
-                value_of = dict(zip(launched, read_values, strict=True))
+                ids, logprobs = readback.values()
+                values = zip(map(int, ids), logprobs, strict=True)
+                value_of = dict(zip(launched, values, strict=True))
             except Exception as error:
                 read |= {choice.decoding: error for choice in choices}
                 continue
