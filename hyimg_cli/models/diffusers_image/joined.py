@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from torch import Tensor
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from hyimg_cli.models.latent import PromptEmbedding
 
@@ -43,26 +41,6 @@ def joined_state(states: Sequence[PipelineState]) -> PipelineState:
         else:
             made.values[name] = value
     return made
-
-
-class ProductsApart(TorchFunctionMode):
-    """Context in which each job of a batch has matrix products of its own, so its bits stay.
-
-    A CPU adds up a product's rows in an order that depends on their number.
-    """
-
-    def __init__(self, jobs: int) -> None:
-        super().__init__()
-        self._jobs = jobs
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is not functional.linear or len(args[0]) % self._jobs:
-            return func(*args, **kwargs or {})
-        rows, *weights = args
-        own = rows.split(len(rows) // self._jobs)
-        return torch.cat([func(one, *weights, **kwargs or {}) for one in own])
 
 
 def _facts(name: str, tensor: Tensor) -> tuple[Hashable, ...]:

@@ -14,7 +14,7 @@ classic pipeline.
 
 # Legend: H W pixels, C colours
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,7 @@ from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels, stretch
 from hyimg_cli.models.diffusers_image.inpaint import Inpainting, inpainting_of
-from hyimg_cli.models.diffusers_image.joined import ProductsApart, joined_state
+from hyimg_cli.models.diffusers_image.joined import joined_state
 from hyimg_cli.models.diffusers_image.own_blocks import OWN_BLOCKS
 from hyimg_cli.models.diffusers_image.prefix import PREFIXES, Prefix
 from hyimg_cli.models.diffusers_image.record import (
@@ -217,7 +217,6 @@ class BlockDenoiser(LatentDenoiser):
             self._prefix = PREFIXES[kind](model.have("transformer"), model.tree, root)
         self.scheduler.set_begin_index(self._first)
         self._index = 0
-        self._products: AbstractContextManager[object] = nullcontext()
 
     def join(self, others: Sequence["BlockDenoiser"]) -> None:
         """Take the steps of other new jobs of the same form together with this one's."""
@@ -227,8 +226,6 @@ class BlockDenoiser(LatentDenoiser):
         if self._inpainting:
             inpaintings = (one._inpainting for one in others)
             self._inpainting = self._inpainting.joined([one for one in inpaintings if one])
-        if self._model.keeps_bits:
-            self._products = ProductsApart(len(every))
 
     @property
     def steps(self) -> int:
@@ -247,8 +244,7 @@ class BlockDenoiser(LatentDenoiser):
         # One turn of the library's loop; its blocks get the step's own place in the schedule.
         self._state.set("timesteps", self._timesteps[index : index + 1])
         is_last = index + 1 == self.steps
-        prefix = self._prefix.attached(index) if self._prefix else nullcontext()
-        with prefix, self._products:
+        with self._prefix.attached(index) if self._prefix else nullcontext():
             self._model.run([self._loop, *(self._after if is_last else ())], self._state)
         if self._prefix and is_last:
             self._prefix.release()
@@ -366,11 +362,6 @@ class LatentImageModel(LatentModel):
 
     def batch_key(self, job: ImageJob) -> Hashable | None:
         return self.folder.batch_key(job)
-
-    @property
-    def keeps_bits(self) -> bool:
-        """True if jobs that are denoised together have the bits that each has alone."""
-        return self.device.type == "cpu"
 
     @torch.no_grad()
     def decode_latents(self, job: ImageJob, latents: Tensor) -> list[Pixels]:

@@ -1,7 +1,7 @@
 """Pictures from editing models that denoise latents, one at a time or in batches.
 
-A batch has jobs of one size and schedule whose encoded inputs have equal shapes. On a GPU its last
-bits are its own, so jobs are only joined by request.
+A batch has jobs of one size and schedule whose encoded inputs have equal shapes. Its last bits
+depend on the number of its rows, so jobs are only joined by request.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -74,11 +74,10 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
             denoiser = model.denoiser(work.job, work.embeddings, self._scope)
             work.branches = denoiser.branches
             return denoiser
-        if not model.keeps_bits:
-            for work in works:
-                if _ROUNDED not in work.notes:
-                    work.input_notes = (*work.input_notes, _ROUNDED)
-                    work.notes.append(_ROUNDED)
+        for work in works:
+            if _ROUNDED not in work.notes:
+                work.input_notes = (*work.input_notes, _ROUNDED)
+                work.notes.append(_ROUNDED)
         return model.denoiser_of([(work.job, work.embeddings) for work in works])
 
     def _take(self, queue: TicketQueue) -> list[Ticket]:
