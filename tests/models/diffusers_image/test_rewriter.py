@@ -143,7 +143,7 @@ def test_one_texts_fault_never_ends_the_run(
         patch.setattr(library, "upsample_prompt", fail)
         ran = think(line("a", "bad"), line("b", "blue"), code=1)
     assert "1 done, 1 failed" in ran.err
-    assert "a: failed[job.not-rewritten]: the prompt rewriter wrote no text" in ran.err
+    assert "a: failed[job.not-rewritten]: prompt: the prompt rewriter wrote no text" in ran.err
     assert written().keys() == {"b"}
     think(line("a", "bad"), line("b", "blue"))
     assert written().keys() == {"a", "b"}
