@@ -171,6 +171,19 @@ def test_latents_outside_the_mask_are_the_sources(
     assert not torch.equal(drawn[-1][made._mask == 1], source[made._mask == 1])
 
 
+def test_a_source_that_no_network_sees_is_its_posteriors_mode(
+    checkpoint: Checkpoint, edit: Callable[[float], ImageJob]
+) -> None:
+    model, job = editor(checkpoint("z-image")), edit(1.0)
+    made, vae = begun(model, job)._inpainting, model.have("vae")
+    levels = torch.from_numpy(np.array(Image.open(job.images[0]))).permute(2, 0, 1)[None] / 255
+    with torch.no_grad():
+        mode = vae.encode(levels * 2 - 1).latent_dist.mode()
+    assert made is not None
+    expected = (mode - vae.config.shift_factor) * vae.config.scaling_factor
+    assert torch.allclose(made._source, expected, atol=1e-5)
+
+
 def test_a_run_draws_in_the_region_only(
     run_cli: Any, write_manifest: Any, tmp_path: Path, checkpoint: Checkpoint, sources: list[str]
 ) -> None:
