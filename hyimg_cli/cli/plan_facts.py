@@ -8,7 +8,7 @@ from hyimg_cli.engine.eta import Eta
 from hyimg_cli.engine.forecast import LatentCost, PlanForecast, VideoForecast
 from hyimg_cli.journal.keys import precision
 from hyimg_cli.manifest.cost import Cost
-from hyimg_cli.manifest.planner import Shard
+from hyimg_cli.manifest.planner import TEXT_CLASS, Shard
 from hyimg_cli.memory.available import available_memory, configured_memory
 from hyimg_cli.memory.fit import cards_text
 from hyimg_cli.memory.footprint import Footprint, footprints
@@ -56,7 +56,9 @@ def work_facts(order: Plan, costs: PlanForecast, *, think: int) -> Iterator[Fact
     for number, (group, cost) in enumerate(zip(order.groups, costs.groups, strict=True), 1):
         facts: dict[str, Any] = {"model": group.model, "size_class": group.size_class}
         facts |= {"custom_ids": [job.custom_id for job in group.jobs]} | asdict(cost)
-        lines.append(f"group {number}: {group.model}, size {group.size_class}")
+        size = group.size_class
+        kind = "answers" if size == TEXT_CLASS else f"size {size}"
+        lines.append(f"group {number}: {group.model}, {kind}")
         if isinstance(cost, VideoForecast):
             facts["decode"]["received_bytes"] = cost.decode.received_bytes
             facts["tiles"] = cost.decode.down, cost.decode.across
@@ -217,14 +219,21 @@ def _footprint_lines(memory: Footprint) -> Iterator[str]:
 def _picture_lines(cost: Cost, *, has_text: bool) -> Iterator[str]:
     """Yield lines on the work of pictures; `has_text`: some of their models have a text stage."""
     forwards = "" if has_text else f", {counted(cost.forwards, 'forward')}"
-    yield f"  {counted(cost.jobs, 'job')}, {_steps_text(cost)}{forwards}"
+    steps = f", {_steps_text(cost)}" if cost.denoise_steps or not cost.prompt_rows else ""
+    yield f"  {counted(cost.jobs, 'job')}{steps}{forwards}"
+    if cost.prompt_rows:
+        left = cost.prompt_rows - cost.shared_rows
+        yield (
+            f"  to read: {left:,} of {cost.prompt_rows:,} tokens of questions (jobs share the "
+            f"others); answered by a choice: {cost.chosen:,}"
+        )
     if not has_text:
         texts = counted(cost.prompt_encodes, "prompt")
         images = counted(cost.image_encodes, "source image")
         yield f"  to encode: {texts}, {images}; found in the disk cache: {cost.kept_encodes:,}"
         return
     if cost.texts:
-        shared = f", for {cost.texts + cost.shared_texts:,} pictures" if cost.shared_texts else ""
+        shared = f", for {cost.texts + cost.shared_texts:,} jobs" if cost.shared_texts else ""
         yield f"  to write: {counted(cost.texts, 'text')}, about {cost.think_rows:,} tokens{shared}"
     if cost.image_encodes or cost.kept_encodes:
         images, kept = counted(cost.image_encodes, "source image"), cost.kept_encodes

@@ -4,6 +4,7 @@ import logging
 
 from hyimg_cli.engine.run import RunPlanned
 from hyimg_cli.engine.runner import Summary
+from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.events import (
     ModelLoaded,
     ModelLoading,
@@ -105,6 +106,9 @@ def _describe_results(outcome: Outcome) -> str:
         # A rewritten prompt has a number of tokens, not the tokens.
         count = len(outcome.cot_token_ids or ()) or (outcome.written or {}).get("tokens", 0)
         return f"{count} tokens in {seconds}"
+    if outcome.finish is not None or outcome.mass is not None:
+        answer = "no answer" if outcome.answer is None else shown(outcome.answer)
+        return f"{answer} in {seconds}"
     paths = ", ".join(file.path for file in outcome.outputs)
     is_video = any(isinstance(file, VideoFile) for file in outcome.outputs)
     status = outcome.kv_reuse.status if outcome.kv_reuse and not is_video else ""

@@ -24,7 +24,7 @@ from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.media.formats import encode
 from hyimg_cli.models import registry
 from hyimg_cli.settings.run import CacheConfig, OutputConfig, RunConfig
-from hyimg_cli.spec.events import JobEnded
+from hyimg_cli.spec.events import JobEnded, OutputFile
 from hyimg_cli.spec.units import time_text
 
 Lines = Sequence[Mapping[str, Any]]
@@ -116,6 +116,8 @@ def draw_pictures(
                     if isinstance(event, JobEnded):
                         if error := event.outcome.error:
                             raise JobError(error.message, hint=error.hint)
-                        digests[event.outcome.custom_id] = event.outcome.outputs[0].pixel_sha256
+                        (file,) = event.outcome.outputs
+                        assert isinstance(file, OutputFile), "the trial draws"
+                        digests[event.outcome.custom_id] = file.pixel_sha256
             session.forget()
             yield digests

@@ -11,10 +11,11 @@ from functools import cache, partial
 from typing import Any
 
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES, DiskStore
-from hyimg_cli.errors import CheckpointError
+from hyimg_cli.errors import CheckpointError, JobError, SourceImageError
 from hyimg_cli.journal.keys import UNREADABLE, device_name, precision, source_digest, source_key
 from hyimg_cli.manifest.cost import Cost, JobTokens, step_cost, total_cost
 from hyimg_cli.manifest.planner import TextIdentity, group_by, text_identity
+from hyimg_cli.media.images import view_size
 from hyimg_cli.memory.fit import cards_for
 from hyimg_cli.memory.footprint import Need, tokens_of
 from hyimg_cli.memory.videos import most_joined, needs_of, tiles_of
@@ -22,7 +23,7 @@ from hyimg_cli.models import registry
 from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.card import Networks
 from hyimg_cli.spec.gc_paused import gc_paused
-from hyimg_cli.spec.job import ImageJob
+from hyimg_cli.spec.job import ImageJob, TextJob
 from hyimg_cli.spec.plan import Group, Plan, VideoGroup
 from hyimg_cli.spec.work import film_bytes, video_work
 from hyimg_cli.tiling.tiles import DecodeForecast, tile_plan
@@ -180,6 +181,8 @@ class Forecast:
         self._config, self._assumed_think = config, assumed_think
         self._seen: set[tuple[str, str, Any]] = set()
         self._texts: set[TextIdentity] = set()
+        # Beginnings of questions' prompts, as keys of their segments after the model.
+        self._prompts: set[tuple[str, ...]] = set()
         self._digest_of = cache(source_digest)
         self.card_of = partial(registry.model_card, revision=config.model.revision)
         self._store = DiskStore(config.cache.folder, config.cache.budget_bytes)
@@ -197,6 +200,8 @@ class Forecast:
         if begun.is_denoised or will_fail:
             return cost
         cost = replace(cost, **self.encodes(job))
+        if isinstance(job, TextJob):
+            cost = replace(cost, **self._prompt_rows(job), chosen=int(not job.writes_text))
         is_read = UNREADABLE not in map(self._digest_of, job.images)
         text = text_identity(job, card) if is_read and tokens.ar_prefill else None
         if text is None:
@@ -205,6 +210,22 @@ class Forecast:
             return replace(cost, shared_texts=1)
         self._texts.add(text)
         return replace(cost, texts=1, think_rows=tokens.assumed_think)
+
+    def _prompt_rows(self, job: TextJob) -> dict[str, int]:
+        """Return the tokens of a question's prompt, and those that earlier ones have computed."""
+        known = registry.sequences(job.model, self._config.model.revision)
+        try:
+            whole = known.count(job, [*map(view_size, job.views)], 0).ar_prefill
+        except (SourceImageError, JobError):  # the job will fail
+            return {}
+        segments = known.prefixes(job)[0]
+        keys = [job.model, *(one.key for one in segments)]
+        paths = [tuple(keys[:stop]) for stop in range(2, len(keys) + 1)]
+        seen = sum(path in self._prompts for path in paths)
+        self._prompts.update(paths)
+        # Pictures count as the smallest in the segments, and in their size in the whole.
+        behind = 1 + sum(one.length for one in segments[seen:])
+        return {"prompt_rows": whole, "shared_rows": whole - behind if seen else 0}
 
     def encodes(self, job: ImageJob) -> dict[str, int]:
         """Return the numbers of texts and images to encode, and of those kept by an earlier run.

@@ -22,7 +22,7 @@ from hyimg_cli.pipelines.pipeline import Pipeline
 from hyimg_cli.pipelines.prefetch import WriteBehind
 from hyimg_cli.pipelines.request import Lost, Request
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, JobEnded, Outcome, OutputFile
+from hyimg_cli.spec.events import Event, JobEnded, Outcome, OutputFile, TextFile
 from hyimg_cli.spec.job import ImageJob, Job, Size
 
 AnyPipeline = Pipeline[Any, Any, Any]
@@ -31,7 +31,7 @@ Work = Callable[
     [Sequence[Any], JobFolder | None, float], Iterator[Event | Request[Any] | Lost[Any]]
 ]
 # A finished job, and its files or the error of writing them; no files without a folder.
-Written = tuple[Request[Job], Sequence[OutputFile] | Exception]
+Written = tuple[Request[Job], Sequence[OutputFile | TextFile] | Exception]
 
 
 class Recorder:
@@ -115,7 +115,7 @@ class Recorder:
             fields = self._fields(done, done.source_sha256, warnings, done.notes)
             fields |= done.job.copied() | own
             fields |= {"denoise_steps": done.denoise_steps, "step_cache": done.step_cache}
-            if files:
+            if files and not isinstance(files[0], TextFile):
                 fields["notes"] += tuple(_on_size(done.job, files[0], fields["notes"]))
             # The latents of a job that was drawn are kept under its key.
             place = done.checkpoint

@@ -45,7 +45,7 @@ from hyimg_cli.settings.kinds import seconds_in
 from hyimg_cli.settings.run import MachineInfo, RunConfig
 from hyimg_cli.spec.events import Event, JobEnded, Outcome, Remark, RemarkKind
 from hyimg_cli.spec.gc_paused import freeze_libraries, gc_paused
-from hyimg_cli.spec.job import ImageJob, Job, VideoJob
+from hyimg_cli.spec.job import ImageJob, Job, TextJob, VideoJob
 from hyimg_cli.spec.plan import Plan
 from hyimg_cli.spec.units import counted
 
@@ -259,6 +259,13 @@ class ManifestRun:
         request = replace(self.request, config=replace(config, output=output, batch=batch))
         ready = read_jobs(request, Refusals(), find_machine)
         refuse_links(ready.jobs, "its text can only be written once that is drawn")
+        if answers := [job for job in ready.jobs if isinstance(job, TextJob)]:
+            raise UsageError(
+                f"task {answers[0].task} writes an answer, not a text before a picture",
+                where=answers[0].source_line,
+                hint="run it with hyimg generate",
+                code="usage.answers",
+            )
         self.request, jobs, invalid = ready.request, ready.jobs, ready.invalid
         config = self.request.config
         with TextsFile(path, jobs) as file:

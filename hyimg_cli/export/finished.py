@@ -28,6 +28,7 @@ from hyimg_cli.journal.picks import (
 )
 from hyimg_cli.journal.selection import selected_in
 from hyimg_cli.manifest.resolved import lines_moved
+from hyimg_cli.spec.job import TEXT_TASKS
 
 Entry = Mapping[str, Any]
 NOT_SEEN = "not in the last pick: run hyimg pick again"
@@ -144,6 +145,8 @@ def _why_left_out(result: Entry, line: Entry) -> str:
         return "a draft"
     if result.get("status") != "done":
         return "failed"
+    if line.get("task") in TEXT_TASKS:
+        return "an answer"
     outputs = outputs_of(result)
     if not outputs or not outputs[0].keys() >= _OF_OUTPUT:
         return "without a file"

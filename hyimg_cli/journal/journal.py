@@ -510,11 +510,16 @@ def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
     return entry.get("attempt") or 0, entry.get("status") == "done"
 
 
+# Fields that only some jobs have: a line without a value has no such field.
+_LEFT_OUT = ("written", "confidence", "sigmas", *LINEAGE, "source_sha256", "model_sha256")
+_LEFT_OUT += ("answer", "answer_token_ids", "finish", "choices", "mass", "thought")
+
+
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome as a result line, with the user's `x_` keys."""
     entry = asdict(outcome)
     extra: dict[str, Any] = entry.pop("extra")
-    for name in ("written", "confidence", "sigmas", *LINEAGE, "source_sha256", "model_sha256"):
+    for name in _LEFT_OUT:
         if entry[name] is None:
             del entry[name]
     if not outcome.finishing_key:

@@ -35,7 +35,8 @@ class Cost:
     With a step cache, the model evaluates `full_steps` of the `denoise_steps`; `forwards` counts
     each guidance branch. `prompt_encodes` and `image_encodes` are encoded before jobs are drawn,
     unless they are among the `kept_encodes` on disk. `texts` are written, in about `think_rows`
-    tokens; `shared_texts` come from earlier jobs.
+    tokens; `shared_texts` come from earlier jobs. Of jobs that ask for a text: the tokens of their
+    prompts, those that earlier ones have computed, and how many are `chosen` without writing.
     """
 
     jobs: int = 0
@@ -48,6 +49,9 @@ class Cost:
     texts: int = 0
     shared_texts: int = 0
     think_rows: int = 0
+    prompt_rows: int = 0
+    shared_rows: int = 0
+    chosen: int = 0
 
 
 def step_cost(job: ImageJob, tokens: JobTokens, first: int = 0) -> Cost:

@@ -7,6 +7,7 @@ from annotated_types import Interval
 from hyimg_cli.manifest.written import NOTE
 from hyimg_cli.settings.kinds import (
     ANYTHING,
+    CHOICES,
     CROP,
     CUSTOM_ID,
     LINKS,
@@ -19,7 +20,7 @@ from hyimg_cli.settings.kinds import (
 from hyimg_cli.settings.paths import CAMERA, MODEL_NAME, SOURCES, PathKind
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import SETTINGS, TABLES, Field
-from hyimg_cli.spec.job import TASKS, AnyTask
+from hyimg_cli.spec.job import LINEAGE, TASKS, TEXT_TASKS, AnyTask
 from hyimg_cli.spec.options import PICTURE_OPTIONS, TEXT_OPTIONS, VIDEO_OPTIONS, Seed
 
 _SIDE = plain(Side)
@@ -29,10 +30,15 @@ _COUNT = plain(Annotated[int, Interval(ge=0, le=10**6)])
 _IMAGE = ("image", "image_path")
 _OWN = (
     Field("custom_id", CUSTOM_ID, "Id of the job, and name of its file.", ("id", "request_id")),
-    Field("task", plain(AnyTask), "Task. Default: it2i with images, t2i without."),
+    Field(
+        "task",
+        plain(AnyTask),
+        "Task. Default: it2i with images, t2i without. i2t and t2t ask for a text.",
+    ),
     Field("prompt", text("prompt"), "What to show, or to change in the images."),
     Field("images", SOURCES, "Source images, in order; for i2v the first and last frame.", _IMAGE),
     Field("links", LINKS, "For each of images, the result of the run that it is, or empty."),
+    Field("choices", CHOICES, "Answers of i2t or t2t, of which one is chosen.", only="text"),
     Field("model", MODEL_NAME, "Checkpoint for this job: folder, file or hub id."),
     Field(
         "components",
@@ -95,10 +101,22 @@ def _not_for(kind: JobKind, tasks: str) -> dict[str, str]:
     }
 
 
+# Fields of a line that asks for a text.
+TEXT_FIELDS = frozenset(
+    {"custom_id", "task", "prompt", "images", "links", "choices", "model", "bot_task", "name"}
+    | {"system_prompt", "use_system_prompt", "seed", "seeds", "n", "matrix", "metadata"}
+    | {*AR_FIELDS, *LINEAGE} - {"draft_of"}
+)
+_OF_DRAWINGS = {
+    field.name: "it is not for i2t and t2t, which draw nothing"
+    for field in FIELDS
+    if field.name not in TEXT_FIELDS
+}
 _OF_PICTURES, _OF_VIDEOS = _not_for("videos", "it2i and t2i"), _not_for("pictures", "t2v and i2v")
 # Fields that a task does not allow, with the reason.
 NOT_IN: dict[str, dict[str, str]] = {
-    **dict.fromkeys(TASKS, _OF_VIDEOS),
+    **dict.fromkeys(TASKS, _OF_VIDEOS | {"choices": "it is only for i2t and t2t"}),
+    **dict.fromkeys(TEXT_TASKS, _OF_DRAWINGS),
     "t2v": _OF_PICTURES
     | {"images": "t2v makes a video from a prompt only", "fit": "t2v has no start image to fit"},
     "i2v": _OF_PICTURES,

@@ -28,7 +28,7 @@ from hyimg_cli.settings.other_names import field_of, lacking
 from hyimg_cli.settings.paths import LINK
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.settings.values import BadValue, nearest, shown
-from hyimg_cli.spec.job import VIDEO_TASKS, SizeRequest
+from hyimg_cli.spec.job import TEXT_TASKS, VIDEO_TASKS, SizeRequest
 
 Same = TypeVar("Same", bound=Hashable)
 _TAGS_HINT = "edit only the text between the tags; without written, any text is allowed"
@@ -40,8 +40,11 @@ _MOST_UNKNOWN = 20
 # Tasks that start from a picture, and the hint if there is none.
 _WITHOUT_IMAGES = {
     "it2i": "name the picture to edit, or use task t2i",
+    "i2t": "name the picture to ask about, or use task t2t",
     "i2v": "name the picture to start from, or use task t2v",
 }
+# Tasks without a picture, and the same with one.
+_ONLY_TEXT = {"t2i": "it2i", "t2t": "i2t"}
 # The custom_id of an OpenAI request: the job's id is made from it.
 _REQUEST_ID = text("custom_id")
 
@@ -147,6 +150,17 @@ def idle_fields(
     if not fields.get("images"):
         idle |= _OF_PICTURES
     return {name: idle[name] for name in sorted(names & idle.keys())}
+
+
+def idle_in_answers(fields: Mapping[str, Any], given: Iterable[str]) -> dict[str, str]:
+    """Return the fields in `given` that an i2t or t2t line does not use, each with the reason."""
+    idle: dict[str, str] = {}
+    if fields.get("choices"):
+        idle = dict.fromkeys((*AR_FIELDS, "seed"), "one of the choices is the answer")
+    elif not fields.get("temperature"):
+        reason = "temperature is 0, so the most likely token is always chosen"
+        idle = dict.fromkeys((*SAMPLED_FIELDS, "seed", "seeds", "n"), reason)
+    return {name: idle[name] for name in sorted(idle.keys() & {*given})}
 
 
 class Line:
@@ -349,14 +363,16 @@ class Line:
             task = self.fields.setdefault("task", "it2i" if images else "t2i")
             if task in _WITHOUT_IMAGES and not images:
                 self.add("missing-field", f"{task} needs images", "images", _WITHOUT_IMAGES[task])
-            if task == "t2i" and images:
-                hint = "use task it2i, or remove the images"
-                self.add("conflict", "t2i does not use images", "images", hint)
+            if task in _ONLY_TEXT and images:
+                hint = f"use task {_ONLY_TEXT[task]}, or remove the images"
+                self.add("conflict", f"{task} does not use images", "images", hint)
         task = self.fields.get("task", "t2i")
         foreign = NOT_IN[task]
         for name in sorted(self.given & foreign.keys()):
             hint = "remove the field"
-            if not (task in VIDEO_TASKS or "task" in self.given):
+            if name == "choices":
+                hint = f'set "task": "{"i2t" if "images" in self.given else "t2t"}"'
+            elif not (task in VIDEO_TASKS or "task" in self.given):
                 hint += f', or set "task": "{"i2v" if "images" in self.given else "t2v"}"'
             self.add("foreign-field", foreign[name], name, hint)
 
@@ -390,6 +406,8 @@ class Line:
         of_pictures = _OF_PICTURES if "images" in self.refused else ()
         given = self.given.difference(of_pictures)
         idle = idle_fields(self.fields, given, self.fields.get("bot_task"))
+        if self.fields.get("task") in TEXT_TASKS:
+            idle = idle_in_answers(self.fields, given)
         kind = self.fields.get("use_system_prompt", "custom")
         if "system_prompt" in self.given and kind != "custom":
             idle["system_prompt"] = f"use_system_prompt is {kind}"

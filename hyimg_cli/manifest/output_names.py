@@ -128,7 +128,7 @@ def name_of(job: Job) -> str:
 
 
 def suffix_of(job: Job) -> str:
-    return job.encoding.suffix if isinstance(job, ImageJob) else ".mp4"
+    return job.suffix if isinstance(job, ImageJob) else ".mp4"
 
 
 def _fault(job: Job, setting: Setting, slug: str, what: str, hint: str) -> HyimgError:

@@ -31,6 +31,8 @@ One = TypeVar("One")
 # Everything in a job that determines its text, and its size class. It holds within one run while
 # the source files are unchanged: checkpoint, precision and ranks are the same for the whole run.
 TextIdentity = tuple[Hashable, str]
+# The size class of jobs that end with a text.
+TEXT_CLASS = "text"
 
 
 def text_identity(job: ImageJob, card: ModelCard) -> TextIdentity | None:
@@ -45,7 +47,9 @@ def text_of(job: Job) -> Hashable:
 
 
 def size_class_of(job: ImageJob, card: ModelCard) -> str:
-    """Return the size in which the job will be drawn, or `auto`."""
+    """Return the size in which the job will be drawn, or `auto`; `text` if nothing is drawn."""
+    if not job.draws:
+        return TEXT_CLASS
     bucket = card.bucket_of(job.size)
     return "auto" if bucket is None else str(bucket.size)
 
@@ -99,6 +103,11 @@ def _groups(jobs: Sequence[Job], card: Callable[[str], ModelCard]) -> Iterator[G
         pictures = [job for job in of_model if isinstance(job, ImageJob)]
         by_size = group_by(pictures, lambda job: size_class_of(job, card(job.model)))
         for size_class, members in by_size.items():
+            if size_class == TEXT_CLASS:  # all questions about a picture, written or chosen
+                by_images = side_by_side(members, lambda job: job.images)
+                order = side_by_side(by_images, lambda job: (job.images, text_of(job)))
+                yield Group(model, size_class, order)
+                continue
             in_order = sorted(members, key=lambda job: job.writes_text)
             by_source = side_by_side(in_order, lambda job: (job.writes_text, job.lora, job.images))
             order = side_by_side(

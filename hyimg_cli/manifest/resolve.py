@@ -16,12 +16,13 @@ from hyimg_cli.manifest.manifest import Manifest
 from hyimg_cli.manifest.mask_folder import MaskFolder, folder_in, with_mask
 from hyimg_cli.manifest.pictures import PictureLine, sampling_defaults
 from hyimg_cli.manifest.resolved_line import unfollowed
+from hyimg_cli.manifest.texts import TextLine
 from hyimg_cli.manifest.videos import VideoLine
 from hyimg_cli.settings.config import Setting, as_given
 from hyimg_cli.settings.paths import MODEL_NAME, linked
 from hyimg_cli.settings.values import shown
 from hyimg_cli.spec.card import ModelCard, VideoCard
-from hyimg_cli.spec.job import VIDEO_TASKS, ImageJob, Job, Size
+from hyimg_cli.spec.job import TEXT_TASKS, VIDEO_TASKS, ImageJob, Job, Size
 from hyimg_cli.spec.model_name import parts_of, with_components
 
 # Number of values with paths that are cached.
@@ -167,7 +168,8 @@ def resolve_jobs(
         except SourceImageError as error:
             faults.append(fault("region", error.what, f"{line.where}: region", error.hint))
             continue
-        kind = VideoLine if is_video else PictureLine
+        kind: type[VideoLine | PictureLine | TextLine] = VideoLine if is_video else PictureLine
+        kind = TextLine if fields["task"] in TEXT_TASKS else kind
         resolved = kind(
             line=line,
             fields=fields,

@@ -12,7 +12,7 @@ from typing import Any
 from hyimg_cli.addresses import address_of, joined
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.settings.paths import is_hub_file
-from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, VideoJob
+from hyimg_cli.spec.job import BY_ID, LINEAGE, ImageJob, Job, SizeRequest, TextJob, VideoJob
 from hyimg_cli.spec.model_name import names_file, parts_of, with_components
 from hyimg_cli.spec.options import PICTURE_OPTIONS, VIDEO_OPTIONS, boxes_text
 
@@ -32,6 +32,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
 
     Fields that no stage would use are left out; `images` are as the job has them.
     """
+    if isinstance(job, TextJob):
+        return _answer_to_json(job) | _own_fields(job)
     options = VIDEO_OPTIONS if isinstance(job, VideoJob) else PICTURE_OPTIONS
     entry = {name: getattr(job, name) for name in ("custom_id", "task", "prompt", "model")}
     for name, unsaid in options.items():
@@ -74,8 +76,29 @@ def job_to_json(job: Job) -> dict[str, Any]:
             quality = job.encoding.quality
             how = {"lossless": True} if quality is None else {"quality": quality}
             entry |= {"format": job.encoding.format, **how}
-    if job.file_name != BY_ID:
-        entry["name"] = job.file_name
+    return entry | _own_fields(job)
+
+
+def _answer_to_json(job: TextJob) -> dict[str, Any]:
+    """Return the fields of a job that asks for a text; options of pictures are not among them."""
+    entry: dict[str, Any] = {
+        name: getattr(job, name)
+        for name in ("custom_id", "task", "prompt", "model", "images", "choices", "system_prompt")
+        if getattr(job, name)
+    }
+    if job.links:
+        entry["links"] = ["" if one is None else one.custom_id for one in job.links]
+    for name in ("images", "choices"):
+        if name in entry:
+            entry[name] = list(entry[name])
+    if job.use_system_prompt != "custom":
+        entry["use_system_prompt"] = job.use_system_prompt
+    return entry | _text_fields(job)
+
+
+def _own_fields(job: Job) -> dict[str, Any]:
+    """Return the fields that shape no pixel: the file's name, lineage and the user's own data."""
+    entry: dict[str, Any] = {} if job.file_name == BY_ID else {"name": job.file_name}
     entry |= job.lineage.to_json()
     if job.metadata_json != "null":
         entry["metadata"] = json.loads(job.metadata_json)
@@ -188,7 +211,7 @@ def _text_fields(job: ImageJob) -> dict[str, Any]:
         return {**given, **task, "drop_think": job.drop_think, **written}
     entry: dict[str, Any] = {"bot_task": job.bot_task}
     if job.writes_text:
-        if job.bot_task != "recaption":
+        if job.bot_task != "recaption" and job.draws:
             entry["drop_think"] = job.drop_think
         entry["temperature"] = job.text.temperature
         if job.text.temperature:  # by chance

@@ -15,10 +15,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from hyimg_cli.manifest.envelope import TASKS_OF_URL
 from hyimg_cli.manifest.fields import BY_NAME, FIELDS, IN_MATRIX, NOT_IN
 from hyimg_cli.manifest.matrix import MOST
-from hyimg_cli.settings.kinds import text
+from hyimg_cli.settings.kinds import CHOICES, text
 from hyimg_cli.settings.run import JobKind
 from hyimg_cli.settings.table import TABLES
-from hyimg_cli.spec.job import Task
+from hyimg_cli.spec.job import Task, TextTask
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -42,10 +42,19 @@ class _Line(_Closed):
 def line_model() -> type[BaseModel]:
     """Return the model of a manifest line.
 
-    A line is a job of pictures, a video with or without a start picture, or an OpenAI batch
-    request.
+    A line is a job of pictures, an answer, a video with or without a start picture, or an OpenAI
+    batch request.
     """
-    pictures = _line("Pictures", "pictures", task=(Task, _unset("Default: by images.")))
+    answers = _line(
+        "Answers",
+        "pictures",
+        without=NOT_IN["t2t"],
+        task=(TextTask, ...),
+        choices=(CHOICES.annotation, _unset("The answers of which one is chosen.")),
+    )
+    pictures = _line(
+        "Pictures", "pictures", without={"choices"}, task=(Task, _unset("Default: by images."))
+    )
     videos = _line("Videos", "videos", without=NOT_IN["t2v"], task=(Literal["t2v"], ...))
     started = _line("Videos from pictures", "videos", task=(Literal["i2v"], ...))
     request = _line(
@@ -61,7 +70,7 @@ def line_model() -> type[BaseModel]:
         url=(Literal[tuple(TASKS_OF_URL)], ...),
         body=(dict[str, Any], ...),
     )
-    union = RootModel[pictures | videos | started | request]  # type: ignore[valid-type]
+    union = RootModel[pictures | answers | videos | started | request]  # type: ignore[valid-type]
     return create_model("A line of an hyimg manifest", __base__=union)
 
 

@@ -22,9 +22,12 @@ def without_effect(
 
     Also yields sizes that the jobs ask for and their models do not make.
     """
-    pictures = [job for job in jobs if isinstance(job, ImageJob)]
+    of_pictures = [job for job in jobs if isinstance(job, ImageJob)]
+    pictures = [job for job in of_pictures if job.draws]
     films = [job for job in jobs if isinstance(job, VideoJob)]
-    cards: list[ModelCard | VideoCard] = [card_of(model) for model in {j.model for j in pictures}]
+    cards: list[ModelCard | VideoCard] = [
+        card_of(model) for model in {j.model for j in of_pictures}
+    ]
     cards += [video_card_of(model) for model in {job.model for job in films}]
     followed = frozenset[str]().union(*(card.follows for card in cards))
     kinds = frozenset[str]().union(*(card.kinds for card in cards))

@@ -7,7 +7,7 @@ The model itself is `common.model.DecoderModel`. Facts known before weights are 
 # Legend: C channel, Y X latent rows and columns, M model width
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hyimg_cli.spec.card import Bucket
 
@@ -123,6 +123,23 @@ class Canvas:
     bucket: Bucket
     branches: tuple[BranchSequence, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+Finish = Literal["stop", "length", "picture"]
+
+
+class Answer(NamedTuple):
+    """The answer of an i2t or t2t job, without what it `thought` before, and how it ended.
+
+    `finish`: the model ended it, it reached its limit, or the model began a picture. `warnings`:
+    what somebody should look at.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    finish: Finish = "stop"
+    thought: str | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -21,7 +21,7 @@ from hyimg_cli.pipelines.queue import TicketQueue
 from hyimg_cli.pipelines.ranks import ModelRanks
 from hyimg_cli.pipelines.request import Request
 from hyimg_cli.settings.run import RunConfig
-from hyimg_cli.spec.events import Event, ModelLoaded, OutputFile, Prewarmed
+from hyimg_cli.spec.events import Event, ModelLoaded, OutputFile, Prewarmed, TextFile
 from hyimg_cli.spec.job import Job
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class Pipeline(ABC, Generic[Model, OneJob, Done]):
         """
 
     @abstractmethod
-    def write(self, done: Done, folder: JobFolder) -> Sequence[OutputFile]:
-        """Write a finished job's pixels, if any, to the folder; called in a separate thread.
+    def write(self, done: Done, folder: JobFolder) -> Sequence[OutputFile | TextFile]:
+        """Write a finished job's pixels or answer, if any; called in a separate thread.
 
-        Returns its files; none of a job without pixels.
+        Returns its files; none of a job without either.
         """
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Any
 from hyimg_cli.finishing.crops import holds
 from hyimg_cli.journal.edit_facts import crops_in, seam_level
 from hyimg_cli.spec.events import Outcome
-from hyimg_cli.spec.job import DRAWN_FILES, VIDEO_TASKS
+from hyimg_cli.spec.job import ANSWER_SUFFIX, DRAWN_FILES, VIDEO_TASKS
 from hyimg_cli.spec.options import KeepOutside, Region
 from hyimg_cli.spec.units import time_text
 
@@ -89,7 +89,12 @@ def record(place: int, asked: Entry, result: Entry, pictures: Pictures) -> Recor
         "prompt": str(asked.get("prompt") or ""),
         "seed": asked.get("seed"),
         "sources": [pictures.source(str(path)) for path in asked.get("images") or ()],
-        "outputs": [pictures.output(output) for output in result.get("outputs") or ()],
+        "outputs": [
+            pictures.output(output)
+            for output in result.get("outputs") or ()
+            if not str(output.get("path")).endswith(ANSWER_SUFFIX)
+        ],
+        "answer": result.get("answer"),
         "mask": pictures.output(mask) if edit.get("mask") else None,
         "redraws": [*filter(None, redraws)],
         "crop": _crop(asked, edit, redraws),
@@ -176,6 +181,10 @@ def _settings(asked: Entry) -> Iterator[tuple[str, str]]:
 
 def _texts(result: Entry) -> Iterator[tuple[str, str]]:
     """Yield the text before the picture, split by its tags; text without tags as a whole."""
+    if shares := result.get("choices"):
+        yield "choices", ", ".join(f"{text} {share:.1%}" for text, share in shares.items())
+    if thought := result.get("thought"):
+        yield "think", str(thought)
     text = str(result.get("cot_text") or "")
     found = {
         name: re.findall(rf"<{name}>(.*?)(?:</{name}>|$)", text, re.DOTALL)

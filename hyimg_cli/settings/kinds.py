@@ -320,6 +320,27 @@ def numbers(
     return Kind(read, many, "low,high" if is_span else "str", allowed, split=split)
 
 
+def _choices(value: Any) -> tuple[str, ...]:
+    """Return the answers among which a model chooses. Raises BadValue."""
+    hint = f"give a list of {MOST_CHOICES[0]} to {MOST_CHOICES[1]} different texts"
+    if not isinstance(value, list | tuple):
+        raise BadValue(f"{shown(value)} is not a list", hint, "wrong-type")
+    found = tuple(text("choices").read(one) for one in value)
+    if not MOST_CHOICES[0] <= len(found) <= MOST_CHOICES[1]:
+        raise BadValue(f"there are {len(found)} choices", hint, "out-of-range")
+    if len({one.strip() for one in found} - {""}) < len(found):
+        raise BadValue("a choice is empty, or there twice", hint, "out-of-range")
+    return found
+
+
+# The fewest and the most answers among which a model chooses.
+MOST_CHOICES = (2, 26)
+CHOICES = Kind(
+    _choices,
+    Annotated[list[str], Len(*MOST_CHOICES)],
+    split=lambda cell: [one.strip() for one in cell.split(";")],
+)
+_ASKS = re.compile(r"(?:[^,:=]+=)?ask2?:.*\S|[^,\s][^,]*[^,\s]|[^,\s]", re.DOTALL)
 _DEVICES = "auto, cpu, cuda, cuda:N, balanced"
 _STEP_CACHES = f"none, {StepCache()}"
 _UP_TO_1000 = "([1-9][0-9]{0,2}|1000)"
@@ -363,6 +384,8 @@ NAMES = Kind(
     "name,name",
     split=lambda cell: [name.strip() for name in cell.split(",") if name.strip()],
 )
+# A question takes the rest of the text, commas included.
+SCORER_NAMES = replace(NAMES, split=lambda cell: _ASKS.findall(cell))
 LINKS = Kind(_links, {"type": "array", "items": ANY_TEXT}, split=lambda cell: cell.split(";"))
 GATES = replace(NAMES, metavar="scorer=number")
 # A comma separates options only before the next NAME.KEY=, so a value may have commas.

@@ -148,6 +148,14 @@ class LayerFile(OutputFile):
 
 
 @dataclass(frozen=True)
+class TextFile:
+    """A written answer, in UTF-8. `path` and `sha256` are as for a picture."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class VideoFile(OutputFile):
     """A written video.
 
@@ -190,6 +198,8 @@ class Outcome:
     `share_s` is its share of that time: over all jobs, no more than the run took.
 
     `outputs`: of a picture in layers, what they add up to, then each layer from the lowest.
+    `answer` to `thought`: of a job that asks for a text. `finish`: how the answer ended.
+    `choices`: each one's probability among them; `mass`: what their first tokens have together.
     `cot_from`: the job that wrote the text, if it was another one. `written`: how the text came
     about, for a job that ends with its text. `confidence`: what the text's writer had; None for a
     text that was given. `edit`: what a redraw did to the source that it was put back on, and its
@@ -204,7 +214,13 @@ class Outcome:
     status: Literal["done", "failed"]
     key: str
     attempt: int = field(default=1, metadata={"label": "attempt"})
-    outputs: tuple[VideoFile | LayerFile | OutputFile, ...] = ()
+    outputs: tuple[VideoFile | LayerFile | OutputFile | TextFile, ...] = ()
+    answer: str | None = None
+    answer_token_ids: tuple[int, ...] | None = None
+    finish: str | None = None
+    choices: dict[str, float] | None = None
+    mass: float | None = None
+    thought: str | None = None
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None

@@ -10,10 +10,12 @@ from hyimg_cli.spec import digest
 from hyimg_cli.spec import options as o
 
 Task = Literal["it2i", "t2i"]
+TextTask = Literal["i2t", "t2t"]
 VideoTask = Literal["t2v", "i2v"]
-AnyTask = Literal[Task, VideoTask]
+AnyTask = Literal[Task, TextTask, VideoTask]
 Format = Literal["png", "jpeg", "webp"]
 TASKS: tuple[Task, ...] = ("it2i", "t2i")
+TEXT_TASKS: tuple[TextTask, ...] = get_args(TextTask)
 VIDEO_TASKS: tuple[VideoTask, ...] = get_args(VideoTask)
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Only some models read these.
@@ -34,6 +36,7 @@ EDIT_SUFFIXES = {
 DRAWN_FILES = (("plain", "shown"), ("plain-2", "shown-2"))
 # Crops of one source at most, each of which is a drawing.
 MOST_CROPS = len(DRAWN_FILES)
+ANSWER_SUFFIX = ".txt"
 # The end of a layer's name, with its number, before the suffix.
 LAYER_MARK = ".layer-{}"
 # Named after its id.
@@ -198,7 +201,7 @@ class ImageJob(o.PictureOptions, _Line):
     on its source.
     """
 
-    task: Task
+    task: Task | TextTask
     size: SizeRequest
     text: o.TextSampling
     ar_seed: int = 0
@@ -222,6 +225,16 @@ class ImageJob(o.PictureOptions, _Line):
     def has_given_text(self) -> bool:
         """True if the text before the picture is the job's own."""
         return self.cot_text is not None or self.cot_token_ids is not None
+
+    @property
+    def draws(self) -> bool:
+        """True if the job ends with a picture."""
+        return True
+
+    @property
+    def suffix(self) -> str:
+        """The end of its file's name."""
+        return self.encoding.suffix
 
     @property
     def asked_size(self) -> Size | None:
@@ -307,6 +320,29 @@ class ImageJob(o.PictureOptions, _Line):
             o.TextSampling(0.0, 0, 1.0, text.max_new_tokens) if is_greedy else text,
             0 if is_greedy else self.ar_seed,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextJob(ImageJob):
+    """An `i2t` or `t2t` answer by a model that also draws: a job of pictures up to its text.
+
+    `prompt`: the question. `choices`: the only answers; empty if the answer is written freely.
+    Options of pictures have no effect; there are no denoise steps.
+    """
+
+    choices: tuple[str, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        return False
+
+    @property
+    def suffix(self) -> str:
+        return ANSWER_SUFFIX
+
+    @property
+    def writes_text(self) -> bool:
+        return not self.choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -293,7 +293,7 @@ TEXT_OPTIONS = _defaults(TextSampling)
 # is refused, or reported, for every other model.
 OF_STEPS = frozenset({"num_inference_steps", "guidance_scale", "flow_shift", "step_cache", "seed"})
 OF_TEXT = frozenset({"bot_task", "ar_seed", "temperature", "top_k", "top_p", "max_new_tokens"})
-OF_TEXT |= {"cot_text", "cot_token_ids", "ratio_index", "written"}
+OF_TEXT |= {"cot_text", "cot_token_ids", "ratio_index", "written", "choices"}
 OF_VIDEOS = frozenset({"num_frames", "fps", "fit"})
 # Options of an edit that do not change the drawing: only the finishing is repeated.
 DRAWING = ("kept_source", "strength")

@@ -195,7 +195,7 @@ FOUR = {
 @pytest.mark.parametrize("first", range(5))
 def test_line_flag_environment_recipe_checkpoint(name: str, first: int, tmp_path: Path) -> None:
     """With the levels from `first` on set, the first of them wins."""
-    without = set(NOT_IN["t2i"]) - {"fit", "lora", "scheduler", "camera"}
+    without = set(NOT_IN["t2i"]) - {"fit", "lora", "scheduler", "camera", "choices"}
     assert FOUR.keys() == without | {"negative_prompt"}
     line, flag, variable, recipe = FOUR[name]
     file = tmp_path / "r.toml"

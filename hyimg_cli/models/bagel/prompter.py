@@ -1,5 +1,6 @@
 """Turn a job for BAGEL-7B-MoT into its contexts, and count them; no torch."""
 
+import re
 from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
@@ -20,9 +21,9 @@ from hyimg_cli.models.bagel.sequence import (
 )
 from hyimg_cli.models.common.tokenizer import ControlTokenizer, read_tokenizer, refuse_unknown_ids
 from hyimg_cli.models.family import ImageCheckpoint
-from hyimg_cli.models.protocols import TextPrompt, TextScript
+from hyimg_cli.models.protocols import Answer, GeneratedText, TextPrompt, TextScript
 from hyimg_cli.spec.card import NO_RATIO, Bucket
-from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size
+from hyimg_cli.spec.job import GUIDANCE_FIELDS, ImageJob, Size, TextJob
 
 # The start of every request that thinks. The space before the line break is part of it.
 THINK_PROMPT = (
@@ -30,6 +31,13 @@ THINK_PROMPT = (
     "The planning process is enclosed within <think> </think> tags, i.e. <think> planning process "
     "here </think> image here"
 )
+# The same for a text about pictures.
+ANSWER_PROMPT = (
+    "You should first think about the reasoning process in the mind and then provide the user with "
+    "the answer. \nThe reasoning process is enclosed within <think> </think> tags, i.e. <think> "
+    "reasoning process here </think> answer here"
+)
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 _MARKERS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
 
 
@@ -76,6 +84,18 @@ class BagelPrompter(ImageCheckpoint):
         return {"prompt_tokens": self.vocabulary.memo_counts()}
 
     def check(self, job: ImageJob) -> None:
+        if isinstance(job, TextJob):
+            self.vocabulary.refuse_control("prompt", self.vocabulary.encode(job.prompt))
+            if job.use_system_prompt != "None":
+                raise JobError(
+                    "BAGEL answers without a system prompt",
+                    where="system_prompt" if job.system_prompt else "use_system_prompt",
+                    hint="remove the field, and write what matters into the prompt",
+                    code="job.unconsumed",
+                )
+            self._refuse_too_long(self._question(job, self._unread(job)))
+            self.opening(job, self._unread(job))
+            return
         self._refuse_unread(job)
         for field, text in (("prompt", job.prompt), ("cot_text", job.cot_text or "")):
             self.vocabulary.refuse_control(field, self.vocabulary.encode(text))
@@ -107,10 +127,40 @@ class BagelPrompter(ImageCheckpoint):
 
     def opening(self, job: ImageJob, shapes: Sequence[SourcePlace]) -> TextPrompt | None:
         """Return the text stage's prompt, up to the text's first marker; None without a text."""
+        if isinstance(job, TextJob):
+            layout = self._question(job, shapes).opening()
+            room = max((len(self.choice(one)) for one in job.choices), default=0)
+            room = room or self.text_budget(job, layout)
+            return TextPrompt(layout.ids, layout.length + room + 2, layout)
         if not job.writes_text:
             return None
         layout = self.contexts(job, shapes).full.opening()
         return TextPrompt(layout.ids, layout.length + self.text_budget(job, layout) + 2, layout)
+
+    def _question(self, job: TextJob, shapes: Sequence[SourcePlace]) -> BlockLayout:
+        """Return what stands before an answer: a system text if it thinks, pictures, question."""
+        layout, words = BlockLayout(self.markers), self.vocabulary
+        if job.bot_task == "think":
+            layout = layout.text(words.encode(ANSWER_PROMPT))
+        for number, shape in enumerate(shapes):
+            layout = layout.seen(shape, number)
+        return layout.text(words.encode(job.prompt))
+
+    def choice(self, text: str) -> tuple[int, ...]:
+        """Return the ids of an answer that is given."""
+        ids = self.vocabulary.encode(text)
+        self.vocabulary.refuse_control("choices", ids)
+        return tuple(ids)
+
+    def answer(self, job: ImageJob, text: GeneratedText) -> Answer:
+        """Return the answer in the text of a job that asks for one."""
+        ids, thought = self.vocabulary.inner(text.ids or ()), None
+        said = self.vocabulary.decode(ids)
+        if job.bot_task == "think" and (found := _THOUGHT.match(said)):
+            thought, said = found[1].strip(), said[found.end() :]
+            ids = self.vocabulary.encode(said)
+        warnings = ("the answer reached its token limit",) if text.cut else ()
+        return Answer(said, tuple(ids), "length" if text.cut else "stop", thought, warnings)
 
     def script(self, job: ImageJob) -> TextScript:
         return TextScript((self.markers.bos,), self.markers.eos)
@@ -139,7 +189,7 @@ class BagelPrompter(ImageCheckpoint):
         return max(0, min(job.text.max_new_tokens - 1, room))
 
     def prefixes(self, job: ImageJob) -> list[list[Segment]]:
-        shapes = self._shapes([Size(1, 1)] * len(job.images))
+        shapes = self._unread(job)
         opening = self.opening(job, shapes)
         found = [opening.layout] if opening else self.branches(job, self.contexts(job, shapes))
         rows, names = dict.fromkeys(found), [*map(str, job.views)]
@@ -148,6 +198,10 @@ class BagelPrompter(ImageCheckpoint):
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         shapes = self._shapes(source_sizes)
         opening = self.opening(job, shapes)
+        if isinstance(job, TextJob):
+            prompt, text = (opening.layout.length if opening else 0), 0
+            text = assumed_think if job.writes_text else 0
+            return JobTokens(prompt, prompt, prompt, assumed_think=text)
         found = self.contexts(job, shapes)
         text = assumed_think if job.writes_text else 0
         full, *others = dict.fromkeys(self.branches(job, found))
@@ -171,6 +225,10 @@ class BagelPrompter(ImageCheckpoint):
             forwards=len(full_steps) + sum(full_steps) * len(others),
             kv_rows=_held(full, positive, others, step_rows),
         )
+
+    def _unread(self, job: ImageJob) -> list[SourcePlace]:
+        """Return places of the job's pictures, which count as the largest."""
+        return self._shapes([Size(1, 1)] * len(job.images))
 
     def _shapes(self, sizes: Sequence[Size]) -> list[SourcePlace]:
         return [source_shape(size, self.arch) for size in sizes]

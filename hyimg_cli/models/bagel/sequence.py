@@ -108,6 +108,10 @@ class BlockLayout:
         """Append both blocks of a source image: its VAE tokens, then its ViT tokens."""
         return self._image("vae", shape.vae, number)._image("vit", shape.vit, number)
 
+    def seen(self, shape: SourcePlace, number: int) -> "BlockLayout":
+        """Append a source image as a question sees it: its ViT tokens alone."""
+        return self._image("vit", shape.vit, number)
+
     def noise(self, grid: Grid) -> "BlockLayout":
         return self._image("noise", grid, 0)
 
@@ -187,8 +191,13 @@ def segments(
 ) -> list[Segment]:
     """Return the tokens `ids[:stop]` as segments: texts, and source images by digest."""
     pairs = [(vae, vit) for vae, vit in pairwise(layout.blocks) if vae.kind == "vae"]
-    images = {vae.start: (digests[vae.source], (vae.grid, vit.grid)) for vae, vit in pairs}
-    cuts = (block.start for block in layout.blocks if block.kind != "vit")
+    images: dict[int, tuple[str, tuple[Grid, ...]]] = {
+        vae.start: (digests[vae.source], (vae.grid, vit.grid)) for vae, vit in pairs
+    }
+    paired = {vit.start for _, vit in pairs}
+    alone = [one for one in layout.blocks if one.kind == "vit" and one.start not in paired]
+    images |= {vit.start: (digests[vit.source], (vit.grid,)) for vit in alone}
+    cuts = (block.start for block in layout.blocks if block.start not in paired)
     return cut_segments(ids, cuts, images, stop)
 
 

@@ -19,6 +19,7 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.models.common.packing import pack, unpack
 from hyimg_cli.models.protocols import (
+    Answer,
     Canvas,
     Context,
     DenoiseInput,
@@ -132,6 +133,11 @@ class DecoderModel(Protocol):
     def decode_text(self, ids: Sequence[int]) -> str:
         """Return the text of some ids, with tags spelled out."""
         return self.prompter.vocabulary.decode(ids)
+
+    def answer(self, job: ImageJob, text: GeneratedText) -> Answer:
+        """Return the answer in the text of a job that asks for one."""
+        answer: Answer = self.prompter.answer(job, text)
+        return answer
 
     def ending(self, context: Context) -> tuple[int, ...]:
         """Return the ids decided after the prompt of a job without text; waits for the device."""

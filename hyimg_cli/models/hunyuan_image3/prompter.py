@@ -13,6 +13,7 @@ from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.common.tokenizer import refuse_unknown_ids
 from hyimg_cli.models.family import ImageCheckpoint
 from hyimg_cli.models.hunyuan_image3 import split
+from hyimg_cli.models.hunyuan_image3.answer import AnswerScript
 from hyimg_cli.models.hunyuan_image3.card import (
     model_card,
     official_buckets,
@@ -36,13 +37,15 @@ from hyimg_cli.models.hunyuan_image3.vocabulary import (
     RATIO_COUNT_INSTRUCT,
     Vocabulary,
 )
-from hyimg_cli.models.protocols import TextPrompt
+from hyimg_cli.models.protocols import Answer, GeneratedText, TextPrompt, TextScript
 from hyimg_cli.settings.run import Quantization
 from hyimg_cli.spec.card import Bucket, ModelCard, RankBytes
-from hyimg_cli.spec.job import ImageJob, Size
+from hyimg_cli.spec.job import ImageJob, Size, TextJob
 
 # Tokens around the picture: tags, <boi>, size, ratio, timestep, the distilled pair, and the end.
 _FRAME_TOKENS = 16
+# The embedded checkpoint, which was taught drawings alone.
+_TOY = "tiny-image"
 # A stand-in for any prompt: only the length differs.
 _STAND_IN = "x"
 # How many built sequences of a checkpoint are kept to count later jobs.
@@ -85,6 +88,9 @@ class Prompter(ImageCheckpoint):
 
         Judged by its texts; no file is read, and source images count as the smallest possible.
         """
+        if isinstance(job, TextJob):
+            self._check_question(job)
+            return
         tokens = self._count(job, [self._smallest] * len(job.images), assumed_think=0)
         if job.writes_text:
             self._refuse_too_long(job, tokens.ar_prefill + _FRAME_TOKENS + 1)
@@ -119,6 +125,8 @@ class Prompter(ImageCheckpoint):
         A job that writes text opens with its trigger tag; one that only needs a ratio has all that
         comes before the ratio token.
         """
+        if isinstance(job, TextJob):
+            return self._question(job, shapes)
         if not job.writes_text and not job.size.is_auto:
             return None
         if job.has_given_text:
@@ -151,8 +159,45 @@ class Prompter(ImageCheckpoint):
         arch, grid = self.arch, Grid(*self.card.latent_grid(bucket.size))
         return Target(bucket.ratio_index, grid, arch.cfg_distilled, arch.use_meanflow)
 
-    def script(self, job: ImageJob) -> Script:
+    def _question(self, job: TextJob, shapes: Sequence[SourceShape]) -> TextPrompt:
+        """Return the prompt of an answer: an edit's, up to another trigger."""
+        system = system_prompt(job, self.folder)
+        layout = self._prompted(job, shapes, system).opening(trigger(job.bot_task))
+        room = max(map(len, map(self.choice, job.choices)), default=0)
+        if not job.choices:
+            room = self.text_budget(job, layout.length)
+        return TextPrompt(layout.ids, layout.length + room + 1, layout)
+
+    def choice(self, text: str) -> tuple[int, ...]:
+        """Return the ids of an answer that is given."""
+        ids = self.vocabulary.encode(text)
+        self.vocabulary.refuse_control("choices", ids)
+        return tuple(ids)
+
+    def _check_question(self, job: TextJob) -> None:
+        if self.arch.is_base:
+            raise JobError(
+                f"{self.card.name} was not trained to answer: it writes no text",
+                where="task",
+                hint="name a checkpoint of HunyuanImage-3 Instruct",
+                code="job.no-text",
+            )
+        length = self._question(job, [self._smallest] * len(job.images)).layout.length
+        self._refuse_too_long(job, length + 1)
+
+    def advice(self, job: ImageJob) -> Sequence[str]:
+        if job.draws or self.card.name != _TOY:
+            return ()
+        return (f"{_TOY} is a toy that was not taught to answer questions",)
+
+    def answer(self, job: ImageJob, text: GeneratedText) -> Answer:
+        """Return the answer in the text of a job that asks for one."""
+        return AnswerScript(self.vocabulary, job.bot_task).answer(text)
+
+    def script(self, job: ImageJob) -> TextScript:
         """Return the rules of the job's AR stage."""
+        if not job.draws:
+            return AnswerScript(self.vocabulary, job.bot_task)
         return Script(
             self.vocabulary,
             job.bot_task,
@@ -172,6 +217,9 @@ class Prompter(ImageCheckpoint):
 
         Leaves room for a picture if possible.
         """
+        if not job.draws:
+            self._refuse_too_long(job, opening_length + 1)
+            return min(job.text.max_new_tokens, self.card.max_positions - opening_length)
         self._refuse_too_long(job, opening_length + _FRAME_TOKENS + 1)
         room = self.card.max_positions - opening_length - _FRAME_TOKENS
         beside_picture = room - self.target(self._bucket(job)).grid.cells
@@ -194,6 +242,10 @@ class Prompter(ImageCheckpoint):
 
     def count(self, job: ImageJob, source_sizes: Sequence[Size], assumed_think: int) -> JobTokens:
         """Count the job's tokens; text not yet written counts as `assumed_think` tokens."""
+        if isinstance(job, TextJob):
+            prompt = self._question(job, self._shapes(source_sizes)).layout.length
+            text = assumed_think if job.writes_text else 0
+            return JobTokens(prompt, prompt, prompt, assumed_think=text)
         return self._count(job, self._shapes(source_sizes), assumed_think)
 
     def _count(self, job: ImageJob, shapes: Sequence[SourceShape], assumed_think: int) -> JobTokens:

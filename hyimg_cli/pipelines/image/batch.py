@@ -232,7 +232,7 @@ class ContinuousBatch:
 
     def _make_ready(self, work: ImageRequest) -> Events:
         work.stages.end_text(work, is_repeated=self._admission.is_repeated(work.text_key))
-        if work.stages.draws:
+        if work.draws:
             self._at.ready.append(work)
         else:
             work.stages.end(work)

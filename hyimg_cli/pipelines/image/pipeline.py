@@ -25,6 +25,7 @@ from hyimg_cli.memory.fit import memory_guard, spare_bytes
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.model import DecoderModel
+from hyimg_cli.models.protocols import Answer
 from hyimg_cli.pipelines.clock import PhaseClock, Shares
 from hyimg_cli.pipelines.image.admission import ONLINE_PLACES, Admission, Served, WholeBatches
 from hyimg_cli.pipelines.image.batch import ContinuousBatch
@@ -41,7 +42,7 @@ from hyimg_cli.pipelines.ranks import ImageRanks
 from hyimg_cli.pipelines.request import write_drawn
 from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ModelChoice, RunConfig
-from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed
+from hyimg_cli.spec.events import ModelLoaded, OutputFile, Prewarmed, TextFile
 from hyimg_cli.spec.job import ImageJob, View
 from hyimg_cli.spec.plan import Plan
 
@@ -140,7 +141,11 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
                 if queue.is_whole:
                     self._limit(run.memory.most)
 
-    def write(self, done: ImageRequest, folder: JobFolder) -> Sequence[OutputFile]:
+    def write(self, done: ImageRequest, folder: JobFolder) -> Sequence[OutputFile | TextFile]:
+        if done.answer is not None:
+            done.release_context()
+            text = f"{done.answer.text}\n" if done.answer.text else ""
+            return (TextFile(*folder.save(done.job, done.job.suffix, text.encode())),)
         if done.pixels is None:
             done.release_context()  # a job that ends with its text
             return ()
@@ -157,6 +162,8 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
 
     def line_fields(self, done: ImageRequest) -> dict[str, Any]:
         text, job, reuse = done.text, done.job, done.reuse
+        if done.answer is not None:
+            return self._answer_fields(done, done.answer)
         warnings = [text.cut] if text.cut else []
         if reuse.status == "partial":
             warnings.append(f"KV reuse is partial: {reuse.reason}")
@@ -174,6 +181,28 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             "think_truncated": bool(text.cut),
             "ratio_index": done.canvas.bucket.token_index,
             "kv_reuse": reuse,
+            "batch": done.batch,
+            "parallel": None if self._ranks is None else self._ranks.report(),
+        }
+
+    def _answer_fields(self, done: ImageRequest, answer: Answer) -> dict[str, Any]:
+        """Return the line fields of a job that asks for a text; an answer may be none of its
+        choices.
+        """
+        choice = done.choice
+        chosen = choice is None or choice.best is not None
+        return {
+            "answer": answer.text if chosen else None,
+            "answer_token_ids": answer.ids if chosen else None,
+            "finish": answer.finish if choice is None else None,
+            "choices": {text: round(p, 6) for text, p in choice.shares.items()}
+            if choice and chosen
+            else None,
+            "mass": float(f"{choice.mass:.6g}") if choice else None,
+            "thought": answer.thought,
+            "cot_from": done.cot_from,
+            "confidence": done.cached.confidence if done.cached else None,
+            "kv_reuse": done.reuse,
             "batch": done.batch,
             "parallel": None if self._ranks is None else self._ranks.report(),
         }

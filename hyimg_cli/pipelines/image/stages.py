@@ -25,8 +25,9 @@ from hyimg_cli.manifest.planner import TextIdentity, text_identity
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import Pixels, SourceImage, stretch
 from hyimg_cli.models.common.model import DecoderModel
-from hyimg_cli.models.protocols import Canvas, Context, Encoded, GeneratedText, Prefill
+from hyimg_cli.models.protocols import Answer, Canvas, Context, Encoded, GeneratedText, Prefill
 from hyimg_cli.pipelines.image.branches import BranchBuilder, Prefixes, reuse_of
+from hyimg_cli.pipelines.image.choices import Choice, choose_answer
 from hyimg_cli.pipelines.image.confidence import read_confidence
 from hyimg_cli.pipelines.image.prefill import Prefilling
 from hyimg_cli.pipelines.image.think import CachedText, DecodeRequest, Texts
@@ -37,13 +38,14 @@ from hyimg_cli.pipelines.round_trips import RoundTrips
 from hyimg_cli.settings.run import ReuseConfig
 from hyimg_cli.spec.card import Bucket, ModelCard
 from hyimg_cli.spec.events import ReuseReport
-from hyimg_cli.spec.job import ImageJob, Size, View
+from hyimg_cli.spec.job import ImageJob, Size, TextJob, View
 
 logger = logging.getLogger(__name__)
 ReadSource = Callable[[View], tuple[SourceImage, float]]
 EncodeSource = Callable[..., tuple[Encoded, float]]
 # Tolerance of height / width in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
 _SAME_RATIO = 0.01
+NO_CHOICE = "the model does not answer with one of the choices"
 
 
 class ImageRequest(Request[ImageJob]):
@@ -61,7 +63,8 @@ class ImageRequest(Request[ImageJob]):
     count like the prompt's.
 
     `kept`: the latents and the text from which it continues, if an earlier attempt saved them.
-    `text_warnings`: what was degraded while its text was written.
+    `text_warnings`: what was degraded while its text was written. `answer`: of a job that asks for
+    a text; `choice`: of one that gives the answers.
 
     `batch`: the largest number of jobs at work together, by stage. `pixels`: None if the job ends
     with its text.
@@ -85,10 +88,17 @@ class ImageRequest(Request[ImageJob]):
     batch: dict[str, int]
     text: GeneratedText
     canvas: Canvas
+    answer: Answer | None = None
+    choice: Choice | None = None
     reuse: ReuseReport
     branches: tuple[Any, ...]
     denoise_plan: DenoisePlan
     denoise_state: DenoiseState
+
+    @property
+    def draws(self) -> bool:
+        """True if the job ends with a picture here."""
+        return self.stages.draws and self.job.draws
 
     @property
     def writes_text(self) -> bool:
@@ -176,7 +186,7 @@ class ImageStages:
             work.notes += image.notes
             images.append(image)
         work.source_digests = tuple(image.digests for image in images)
-        work.checkpoint = self.checkpoint_of(work) if self.draws else None
+        work.checkpoint = self.checkpoint_of(work) if work.draws else None
         kept = work.kept = None if work.checkpoint is None else work.checkpoint.found()
         clock.enter("encode")
         work.sources = []
@@ -222,13 +232,17 @@ class ImageStages:
             written = decoding.written(model)
         if written is not None and is_repeated:
             self._share(work, written)
+        if isinstance(work.job, TextJob):
+            written = self._end_answer(work, work.job, written)
         if written is None:
             # Without a decode step, the remaining choices follow from the prompt's own last logits.
             ending = () if work.context.buffer is None else model.ending(work.context)
             written = CachedText(GeneratedText(ending=ending), (), (), work.job.custom_id)
-        work.text, work.canvas = written.text, model.canvas(work.job, work.sources, written.text)
-        work.notes += work.canvas.notes
-        work.warnings += work.canvas.warnings
+        work.text = written.text
+        if work.job.draws:
+            work.canvas = model.canvas(work.job, work.sources, written.text)
+            work.notes += work.canvas.notes
+            work.warnings += work.canvas.warnings
         if decoding is not None and model.graphs is not None:
             work.text_warnings = (*filter(None, [model.graphs.degraded(work.batch["think"])]),)
             work.warnings += work.text_warnings
@@ -239,11 +253,28 @@ class ImageStages:
             work.shared,
             ar_decode_tokens=len(work.context.ids) - work.computed - work.shared,
             branches=(),
-            reason="the text alone was asked for",
+            reason="the text alone was asked for" if work.job.draws else "",
             ar_surplus_tokens=decoding.overdecoded if decoding else 0,
             ar_taken_tokens=len(work.cached.fed) if work.cached else 0,
         )
         work.cached = written
+
+    def _end_answer(
+        self, work: ImageRequest, job: TextJob, written: CachedText | None
+    ) -> CachedText:
+        """Take the answer out of the text of a job that asks for one, or make its choice."""
+        work.warnings += self.model.prompter.advice(job)
+        if written is not None:
+            work.answer = self.model.answer(job, written.text)
+            work.warnings += work.answer.warnings
+            return written
+        choice = choose_answer(self.model, work.context, job.choices)
+        work.choice, best = choice, choice.best
+        if best is None:
+            work.warnings.append(f"{NO_CHOICE} (mass {choice.mass:.3g})")
+        ids = self.model.prompter.choice(best) if best else ()
+        work.answer = Answer(best or "", ids)
+        return CachedText(GeneratedText(ids, best or ""), (), (), job.custom_id)
 
     def build_branches(self, work: ImageRequest) -> Prefilling[None]:
         """Build the branches on the AR stage's prefix, release its context, and draw the noise.
@@ -293,7 +324,7 @@ class ImageStages:
     def _reference(self, work: ImageRequest, images: Sequence[SourceImage]) -> np.ndarray | None:
         """Return the kept source after the model's own round trip, in the size that is drawn."""
         job = work.job
-        if job.outside is None or not self.draws or self.trips is None:
+        if job.outside is None or not work.draws or self.trips is None:
             return None
         bucket = self.model.card.bucket_of(job.size)
         assert bucket is not None, "an edit that keeps its source is drawn in its size"
@@ -325,7 +356,7 @@ class ImageStages:
     def _context(self, work: ImageRequest) -> Prefilling[Context]:
         """Return the AR stage's context; empty if no later stage needs it."""
         model, cached, sources = self.model, work.cached, work.sources
-        draws = self.draws and not (work.kept is not None and work.kept.is_last)
+        draws = work.draws and not (work.kept is not None and work.kept.is_last)
         is_needed = draws or cached is None
         opening = model.opening(work.writing, sources) if is_needed else None
         if opening is None:
@@ -367,7 +398,7 @@ class ImageStages:
         identity = self.shared_text(work.job)
         if identity is not None and self.texts is not None:
             self.texts.get((self.scope, identity, work.sources_as_read), lambda: written)
-        if not self.draws or work.context.buffer is None:
+        if not work.draws or work.context.buffer is None:
             return  # nothing is drawn, or everything has been
         behind = TextSegment(tuple(work.context.ids[-len(written.fed) - 1 :]))
         try:

@@ -184,17 +184,22 @@ class DecodeRequest:
 
     def _go_on(self) -> None:
         """Append all forced tokens, up to the next choice or the end."""
-        while not self._script.is_done(self._written[-1]):
+        while not self._script.is_done(self._last):
             is_full = len(self._written) >= self._limit
             if is_full and not self._cut and self._script.is_open(self._written):
                 self._end("the text reached its token limit; its open tag was closed")
             if self.is_done:
                 return
-            self._allowed = self._script.allowed(self._written[-1])
+            self._allowed = self._script.allowed(self._last)
             if self._allowed is None or len(self._allowed) > 1:
                 return
             self._written.append(self._allowed[0])
         self.is_done = True
+
+    @property
+    def _last(self) -> int:
+        """The last id: of the prompt, for a text without a tag that opens it."""
+        return self._written[-1] if self._written else self.context.ids[-1]
 
     def _withdraw(self) -> None:
         """Remove the buffer rows that are not part of the context."""
@@ -209,7 +214,7 @@ class DecodeRequest:
         self._written = self._script.forced_ending(chosen, before)
         kept = _common(chosen, self._written)
         self._logprobs = {at: logprob for at, logprob in self._logprobs.items() if at < kept}
-        self.is_done = self._script.is_done(self._written[-1])
+        self.is_done = self._script.is_done(self._last)
         # A tag that opened nothing is left out, but may have been fed.
         fed = self.context.ids[self._unwritten :]
         kept = _common(fed, self._written)

@@ -172,7 +172,7 @@ const hyimgReport = (() => {
     for (const job of jobs) {
       job.key ??= pickOf(job) ? `line ${pickOf(job).line}` : JSON.stringify(job.sources ? job.sources.map((one) => [one.name, one.link]) : [job.prompt]);
       job.words ??= [
-        job.id, job.prompt, ...all(job, "texts").map((text) => text[1]), ...all(job, "warnings"),
+        job.id, job.prompt, job.answer, ...all(job, "texts").map((text) => text[1]), ...all(job, "warnings"),
         ...all(job, "sources").map((one) => one.name), ...Object.values(job.error ?? {}),
       ].join("\n").toLowerCase();
     }
@@ -320,7 +320,7 @@ const hyimgReport = (() => {
 
   function tile(job, withPrompt, withId) {
     const picture = all(job, "outputs")[0];
-    const inside = failed(job) || !picture
+    const inside = job.answer !== undefined ? make("span", { className: "answer" }, job.answer) : failed(job) || !picture
       ? make("span", { className: "problem" }, make("b", {}, job.error?.code ?? job.status ?? ""), ` ${job.error?.message ?? ""}`)
       : thumbnail(picture, `${job.id}: ${job.prompt ?? ""}`);
     const pick = pickOf(job), mine = pick && choices.get(pick.line) === job.id;
@@ -516,6 +516,7 @@ const hyimgReport = (() => {
         job.error.hint ? make("p", {}, `What to do: ${job.error.hint}`) : null) : null,
       ...all(job, "warnings").map((text) => make("p", { className: "warning" }, text)),
       job.prompt ? make("p", { className: "prompt" }, job.prompt) : null,
+      job.answer === undefined ? null : make("p", { className: "labelled" }, make("small", {}, "answer"), job.answer),
       ...all(job, "texts").filter((text) => text[0] !== "think").map(([name, text]) => make("p", { className: "labelled" }, make("small", {}, name), text)),
       ...think.map(([, text]) => fold("think", make("p", { className: "written" }, text))),
       list([...seed, ...size, ...all(job, "facts")]),
