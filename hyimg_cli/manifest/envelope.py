@@ -11,6 +11,7 @@ fault of the line. A `mask` is transparent where to edit.
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+from hyimg_cli.manifest.chat import CHAT, turn_of
 from hyimg_cli.settings.values import BadValue, nearest, shown
 
 KEYS = ("method", "url", "body")
@@ -19,6 +20,7 @@ TASKS_OF_URL = {
     "/v1/images/edits": ("it2i", "it2i"),
     "/v1/images/generations": ("t2i", "t2i"),
     "/v1/videos": ("t2v", "i2v"),
+    CHAT: ("t2t", "i2t"),
 }
 _PICTURES = {name: name for name in ("image", "images", "image_path")}
 _PICTURES |= {"input_reference": "image_path"}
@@ -60,6 +62,11 @@ def unwrap(entry: Mapping[str, Any]) -> dict[str, Any]:
     tasks = TASKS_OF_URL[url]
     if not isinstance(body, dict):
         raise _wrong(f"body is {shown(body)}", "give the request's fields as an object")
+    if url == CHAT and "messages" in body:
+        try:
+            body = turn_of(body)
+        except BadValue as bad:
+            raise _wrong(bad.what, bad.hint) from None
     if body.get("task", tasks[0]) not in tasks:
         names = " and ".join(dict.fromkeys(tasks))
         what = f"the endpoint is for {names}, but the body has task {shown(body['task'])}"

@@ -25,6 +25,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyimg_cli.errors import HyimgError
+from hyimg_cli.manifest.chat import CHAT
 from hyimg_cli.manifest.resolved import public_model
 from hyimg_cli.serve.batches import Batches
 from hyimg_cli.serve.bodies import Bodies
@@ -119,7 +120,7 @@ class Server:
             Route("/openapi.json", lambda _: JSONResponse(api)),
             Route("/v1/models", self._models),
             Route("/v1/models/{model:path}", self._models),
-            *(Route(path, self.online, methods=["POST"]) for path in EVENTS),
+            *(Route(path, self.online, methods=["POST"]) for path in (*EVENTS, CHAT)),
             Route(RESULTS + "/{name}/{path:path}", self.online.result),
             *routes_of_files(self.uploads, bodies),
             *routes_of_batches(self.batches, bodies),
@@ -229,7 +230,7 @@ class Server:
                 what, hint = "the API key is missing or wrong", "send Authorization: Bearer KEY"
                 head = {"www-authenticate": "Bearer"}
                 raise Refused(401, what, hint=hint, code="invalid_api_key", headers=head)
-        if scope["method"] == "POST" and path in (*EVENTS, "/v1/batches"):
+        if scope["method"] == "POST" and path in (*EVENTS, CHAT, "/v1/batches"):
             self._refuse_unready()
         return caller or ""
 

@@ -82,7 +82,7 @@ class BatchRequest(BaseModel, extra="forbid", strict=True):
     """The body of a request that creates a batch."""
 
     input_file_id: str
-    endpoint: Literal["/v1/images/generations", "/v1/images/edits"]
+    endpoint: Literal["/v1/images/generations", "/v1/images/edits", "/v1/chat/completions"]
     completion_window: _Window
     metadata: Annotated[dict[_Name, _Text], Field(max_length=16)] | None = None
     output_expires_after: Expiry | None = None

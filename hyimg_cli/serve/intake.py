@@ -115,7 +115,7 @@ def _with_job_id(line: dict[str, Any], number: int, claims: IdClaims) -> dict[st
 
     Raises Refused.
     """
-    asked, count = line["custom_id"], line["n"]
+    asked, count = line["custom_id"], line.get("n", 1)
     named = {"custom_id": asked, "n": count if type(count) is int else 1}
     for error in claims.claim_request(named, number, "custom_id"):
         raise bad_request("custom_id", error.what, error.code, error.hint)

@@ -31,6 +31,7 @@ from hyimg_cli.errors import HyimgError, Interrupted
 from hyimg_cli.files import remove
 from hyimg_cli.journal.disk import disk_errors, make_folders
 from hyimg_cli.journal.journal import RunFolder, outcome_to_json
+from hyimg_cli.manifest.chat import CHAT
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.serve.bodies import Bodies
@@ -55,7 +56,10 @@ MOST_KEPT, MOST_KEPT_BYTES = 10_000, 10_000_000_000
 _LONGEST_WAIT_S, _USUAL_WAIT_S = 60, 10
 RESULTS = "/v1/images/results"
 # The fields of a result line that a response needs.
-_SHOWN = ("custom_id", "status", "outputs", "cot_text", "warnings", "notes", "kv_reuse", "error")
+_SHOWN = (
+    *("custom_id", "status", "outputs", "cot_text", "warnings", "notes", "kv_reuse", "error"),
+    *("answer", "answer_token_ids", "finish", "choices", "mass", "thought"),
+)
 logger = logging.getLogger(__name__)
 
 
@@ -92,7 +96,8 @@ class OnlineRun:
             self.waiting = max(0, self.waiting - 1)
         elif isinstance(event, JobEnded):
             entry = outcome_to_json(event.outcome)
-            self.entries[event.outcome.custom_id] = {name: entry[name] for name in _SHOWN}
+            kept = {name: entry[name] for name in _SHOWN if name in entry}
+            self.entries[event.outcome.custom_id] = kept
             self.news.set()
             self.news = asyncio.Event()
 
@@ -216,9 +221,12 @@ class Online:
         is_stream = typed("stream", body.pop("stream", None)) or False
         if type(is_stream) is not bool:
             raise bad_request("stream", "stream must be true or false", "manifest.wrong-type")
+        if is_stream and request.url.path == CHAT:
+            what, hint = "answers are not streamed", "remove stream"
+            raise bad_request("stream", what, "manifest.bad-value", hint)
         line = self._wire.line_of(request.url.path, body, request.state.caller)
         own: dict[str, Any] = {"custom_id": f"img_{secrets.token_hex(12)}"}
-        if self._settings["seed"].value is None:
+        if self._settings["seed"].value is None and request.url.path != CHAT:
             own["seed"] = secrets.randbelow(2**31)
         try:
             data = json.dumps(own | line).encode()

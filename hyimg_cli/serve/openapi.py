@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from starlette.routing import Route
 
 from hyimg_cli import __version__
+from hyimg_cli.manifest.chat import CHAT
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.manifest.schema import json_schema, line_model
 from hyimg_cli.serve.batches import BatchRequest
@@ -68,9 +69,24 @@ def _bodies() -> dict[str, dict[str, Any]]:
     return {
         "/v1/images/generations": {json: _object(asked)},
         "/v1/images/edits": {json: _object(asked | edit), multipart: _object(asked | form)},
+        CHAT: {json: _chat(asked)},
         "/v1/files": {multipart: _of_model(FileForm)},
         "/v1/batches": {json: _of_model(BatchRequest)},
     }
+
+
+def _chat(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a chat request; `asked`: the schemas of pictures' fields."""
+    message = {
+        "type": "object",
+        "properties": {"role": {"enum": ["system", "user"]}, "content": {}},
+        "required": ["role", "content"],
+    }
+    sampling = {name: asked[name] for name in ("temperature", "top_p", "seed")}
+    own = {"choices": {"type": "array", "items": _TEXT}, "max_tokens": asked["max_new_tokens"]}
+    messages = {"type": "array", "items": message, "minItems": 1, "maxItems": 2}
+    properties = {"model": _TEXT, "messages": messages} | sampling | own
+    return {"type": "object", "properties": properties, "required": ["messages"]}
 
 
 def _of_model(model: type[BaseModel]) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from hyimg_cli.files import bytes_of, opened
 from hyimg_cli.journal.journal import RunFolder, find_last, json_line
 from hyimg_cli.journal.journal_file import entry_of
 from hyimg_cli.manifest.ids import child_ids
+from hyimg_cli.serve.chat import completion
 from hyimg_cli.serve.errors import Refused, refusal_of
 from hyimg_cli.spec import digest
+from hyimg_cli.spec.job import TEXT_TASKS
 
 MANIFEST, RUN = "manifest.jsonl", "run"
 KINDS = ("output", "error")
@@ -54,7 +56,10 @@ def respond(
         found = {"url": f"{url}/{quote(output['path'])}"} if by_url else {}
         return found if by_url and not is_event else found | {"b64_json": _base64(run, output)}
 
-    data = [shown(output) | {"revised_prompt": one.get("cot_text")} for one, output in outputs]
+    is_chat = line.get("task") in TEXT_TASKS
+    data = []
+    if not is_chat:
+        data = [shown(output) | {"revised_prompt": one.get("cot_text")} for one, output in outputs]
     if failed := [entry["error"] for entry in entries if entry["status"] != "done"]:
         message = failed[0]["message"]
         # An error may name a file of the server.
@@ -69,6 +74,8 @@ def respond(
             refused = Refused(410, what, hint="send the request again", code="file.gone")
         refused.data = data
         raise refused
+    if is_chat:
+        return completion(line, entries[0], created)
     own = [
         {name: output[name] for name in ("seed", "pixel_sha256", "layer") if name in output}
         | {name: entry.get(name, []) for name in ("warnings", "notes")}

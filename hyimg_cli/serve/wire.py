@@ -18,11 +18,13 @@ from urllib.parse import unquote_to_bytes
 from PIL import ImageChops
 
 from hyimg_cli.files import json_of
+from hyimg_cli.manifest.chat import CHAT, turn_of
 from hyimg_cli.manifest.envelope import API_FIELDS, IGNORED, is_left_out, unwrap
 from hyimg_cli.manifest.fields import BY_NAME
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.media.images import size_of
 from hyimg_cli.media.masks import are_alike
+from hyimg_cli.serve.chat import MODEL
 from hyimg_cli.serve.errors import Refused, bad_request, too_large
 from hyimg_cli.serve.uploads import Upload, Uploads
 from hyimg_cli.settings.config import Setting
@@ -41,7 +43,7 @@ MOST_RESULTS = 10
 # The fields of a line that a request may set. None of them can name a file. Free-text settings
 # could, so only the safe ones are listed.
 _OWN = {"prompt", "width", "height", "task", "metadata", "crop"}
-_OWN |= {"cot_text", "cot_token_ids", "ratio_index"}
+_OWN |= {"cot_text", "cot_token_ids", "ratio_index", "choices"}
 _SETTINGS = {
     name
     for table in ("sampling", "outside")
@@ -83,6 +85,13 @@ class Wire:
 
         Raises Refused.
         """
+        named = body.get("model")
+        if endpoint == CHAT:
+            try:
+                body = turn_of(body)
+            except BadValue as bad:
+                param = bad.what.partition(" ")[0]
+                raise bad_request(param, bad.what, f"manifest.{bad.slug}", bad.hint) from None
         fields = {
             name: typed(name, value) for name, value in body.items() if not is_left_out(name, value)
         }
@@ -117,6 +126,9 @@ class Wire:
         self._ignore_compression(line)
         if "region" in files:
             _ignore_size(line, files["images"][0])
+        if endpoint == CHAT:
+            own = {MODEL: named or min(self.models, default="")}
+            return line | files | own | {"task": "i2t" if files else "t2t"}
         for alias in BY_NAME["n"].aliases:
             if alias in line:
                 line["n"] = line.pop(alias)

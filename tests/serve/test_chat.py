@@ -1,0 +1,137 @@
+"""Questions over HTTP: the official client, the manifest's answer, and a server as a judge."""
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fake_service import server_of, until
+from starlette.testclient import TestClient
+
+from hyimg_cli.engine.service import Service
+from hyimg_cli.manifest.chat import turn_of
+from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
+from hyimg_cli.settings.values import BadValue
+
+QUESTION = "what is in the picture?"
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server with the embedded model."""
+    folder = tmp_path_factory.mktemp("chat")
+    config = RunConfig(batch=BatchConfig(max_size=4, prewarm=False), output=OutputConfig(folder))
+    server = server_of(Service(config), folder / "state")
+    with TestClient(server.app, base_url="http://127.0.0.1") as client:
+        until(lambda: server.is_ready)
+        yield client
+
+
+@pytest.fixture
+def client(http: TestClient) -> openai.OpenAI:
+    url = "http://127.0.0.1/v1"
+    return openai.OpenAI(
+        base_url=url, api_key="none", http_client=http, _strict_response_validation=True
+    )
+
+
+def content(picture: Path, text: str = QUESTION) -> list[Any]:
+    url = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    return [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": url}}]
+
+
+def test_the_official_client_gets_the_manifests_answer(
+    client: openai.OpenAI, write_picture: Any, run_cli: Any, tmp_path: Path
+) -> None:
+    picture = write_picture()
+    line = {"custom_id": "q", "task": "i2t", "images": [picture.name], "prompt": QUESTION}
+    (tmp_path / "jobs.jsonl").write_text(json.dumps(line | {"max_new_tokens": 9}))
+    assert run_cli("generate", "jobs.jsonl", "-o", "out").code == 0
+    expected = json.loads((tmp_path / "out/results.jsonl").read_text())
+    user: Any = {"role": "user", "content": content(picture)}
+    found = client.chat.completions.create(
+        model="tiny-image", messages=[user], max_tokens=9, temperature=0, top_p=1
+    )
+    assert found.choices[0].message.content == expected["answer"]
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage is not None
+    assert found.usage.completion_tokens == 9
+    warnings = found.to_dict()["hyimg"]["warnings"]  # type: ignore[index]
+    assert "tiny-image is a toy that was not taught to answer questions" in warnings
+    text = client.chat.completions.create(
+        model="tiny-image",
+        messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
+        max_tokens=4,
+    )
+    assert text.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"n": 2}, "n"),
+        ({"stream": True}, "stream"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": []}, "tools"),
+        ({"model": "other"}, "model"),
+    ],
+)
+def test_what_a_question_cannot_have(http: TestClient, change: Any, param: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    answer = http.post("/v1/chat/completions", json=body | change)
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_pictures_address_is_not_fetched(http: TestClient) -> None:
+    part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/a.png"}}
+    body = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "?"}]}]}
+    answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "manifest.not-served"
+
+
+def test_lines_of_a_batch(http: TestClient) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    lines = [
+        {"custom_id": f"q {n}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for n in range(2)
+    ]
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = http.post("/v1/files", files={"file": ("a.jsonl", data)}, data={"purpose": "batch"})
+    asked = {"input_file_id": file.json()["id"], "endpoint": "/v1/chat/completions"}
+    batch = http.post("/v1/batches", json=asked | {"completion_window": "24h"}).json()
+    until(lambda: http.get(f"/v1/batches/{batch['id']}").json()["status"] == "completed")
+    name = http.get(f"/v1/batches/{batch['id']}").json()["output_file_id"]
+    answers = [json.loads(x) for x in http.get(f"/v1/files/{name}/content").text.splitlines()]
+    said = {one["custom_id"]: one["response"]["body"]["choices"][0] for one in answers}
+    assert said.keys() == {"q 0", "q 1"}
+    assert said["q 0"] == said["q 1"]
+    assert said["q 0"]["message"]["content"]
+
+
+def test_a_turn_as_fields_of_a_line() -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": content_of("a", "b")},
+    ]
+    body = {"messages": messages, "max_completion_tokens": 5, "seed": 3, "top_p": 0.5}
+    assert turn_of(body) == {
+        "prompt": "a\nb",
+        "images": [{"url": "x"}],
+        "system_prompt": "Be brief.",
+        "max_new_tokens": 5,
+    }
+    assert turn_of(body | {"temperature": 1})["top_p"] == 0.5
+    with pytest.raises(BadValue):
+        turn_of({"messages": [*messages, {"role": "assistant", "content": "x"}]})
+
+
+def content_of(*texts: str) -> list[Any]:
+    parts: list[Any] = [{"type": "text", "text": text} for text in texts]
+    return [parts[0], {"type": "image_url", "image_url": {"url": "x"}}, *parts[1:]]
