@@ -16,7 +16,7 @@ from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoreKey, ScoresFile, read_l
 from hyimg_cli.scoring.process import Score, ScorerProcess, kept_replies, read_score
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
-from hyimg_cli.spec.job import VIDEO_TASKS
+from hyimg_cli.spec.job import TEXT_TASKS, VIDEO_TASKS
 from hyimg_cli.spec.printed import printable
 from hyimg_cli.spec.units import counted, time_text
 
@@ -44,7 +44,11 @@ def read_candidates(place: Path) -> Groups:
         if not RunFolder(place).is_run:
             hint = "name the -o of hyimg generate, or a file that hyimg think wrote"
             raise UsageError("this is not the output folder of a run", where=place, hint=hint)
-        jobs = (one for one in past_jobs(place) if one.line and one.result)
+        jobs = (
+            one
+            for one in past_jobs(place)
+            if one.line and one.result and one.line.get("task") not in TEXT_TASKS
+        )
         found = [Candidate(one.line, one.result, place) for one in jobs]
     if films := [one.custom_id for one in found if one.line.get("task") in VIDEO_TASKS]:
         what = f'"{films[0]}" is a video, but scorers accept only pictures'
