@@ -29,6 +29,7 @@ REFUSED = {
 TOLD = dict.fromkeys(TABLES["outside"], "keep_outside only")
 TOLD |= {"quality": "lossy WebP only", "lossless": "WebP only"}
 TOLD |= {"batching_max_size": "with --no-batch-invariant only"}
+TOLD |= {"components": "models as one file"}
 # A region turns keep_outside on.
 del TOLD["region"], TOLD["keep_outside"]
 # Values that this machine can follow, and what else they need.
