@@ -123,15 +123,16 @@ left, wait, told = 0, 0.0, Session.run
 saving, keep, replace, at_work = threading.Lock(), LatentsCheckpoint.keep, os.replace, []
 
 def keep_and_print(self, kept):
-    at_work.append(f"saved {self.path.stem} {kept.step}\\n")
+    at_work.append((str(self.path), f"saved {self.path.stem} {kept.step}\\n"))
     keep(self, kept)
     at_work.pop()
 
 def replace_and_print(*given, **named):
     with saving:
         replace(*given, **named)
-        if at_work:
-            os.write(1, at_work[-1].encode())
+        for path, text in at_work:
+            if str(given[1]) == path:  # pictures are renamed meanwhile, too
+                os.write(1, text.encode())
 
 def kill():
     with saving:
