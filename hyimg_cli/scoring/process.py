@@ -36,6 +36,9 @@ _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.?
 _MOST_DEATHS = 5
 # EditScore's reason for a number that it invented.
 _GUESSED = "guess_if_cannot_parse"
+# Processes that finish a question after an error, and their answers: Python would warn of dropped
+# ones.
+_LEFT: list[tuple[subprocess.Popen[bytes], BinaryIO]] = []
 
 
 @dataclass(frozen=True)
@@ -262,6 +265,7 @@ class ScorerProcess:
         with suppress(subprocess.TimeoutExpired):
             process.wait(1)
         if not is_killed and process.poll() is None:
+            _LEFT.append((process, self._answers))
             return
         _kill(process)
         process.wait()
