@@ -56,16 +56,15 @@ class Drift:
         y, x = self.field.shape[1:]
         part = None if box is None else (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
-        found = levels + np.tensordot(self.mixing, _terms(levels), axes=1)
+        found = np.tensordot(self.mixing, _terms(levels), axes=1)
+        found += levels
         found += self.bias[:, None, None] + field
         if self.keeps_clipped:
             reference = levels
-        if reference is None:
-            return np.asarray(found, np.float32)
-        found = np.where(levels >= _BRIGHTEST, np.maximum(found, reference), found)
-        return np.asarray(
-            np.where(levels <= _DARKEST, np.minimum(found, reference), found), np.float32
-        )
+        if reference is not None:
+            np.maximum(found, reference, out=found, where=levels >= _BRIGHTEST)
+            np.minimum(found, reference, out=found, where=levels <= _DARKEST)
+        return np.asarray(found, np.float32)
 
 
 def unmoved(drift: Drift) -> Drift:
@@ -79,7 +78,17 @@ def drift_of(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) ->
 
     Without a mask no field is fitted, because it would follow the edit.
     """
-    small = [reduced(blurred(levels, 3 * scale), _STEP) for levels in (reference, drawn)]
+    return drift_between(smoothed(reference, scale), smoothed(drawn, scale), mask, scale)
+
+
+def smoothed(levels: Plane, scale: float) -> Plane:
+    """Return the blurred and reduced levels to which a drift is fitted, [3, y, x]."""
+    return reduced(blurred(levels, 3 * scale), _STEP)
+
+
+def drift_between(reference: Plane, drawn: Plane, mask: Mask | None, scale: float) -> Drift:
+    """Fit the drift as `drift_of` does, between levels that are `smoothed` already."""
+    small = reference, drawn
     free = np.ones(small[0].shape[1:], np.float32)
     if mask is not None:
         free = numbers(reduced(numbers(mask), _STEP) == 0)
@@ -116,8 +125,9 @@ def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[n
         weights /= max(1e-6, float(weights.sum()))
         mean = (terms @ weights + _STILL * still.mean(1)) / (1 + _STILL)
         away, beyond = terms - mean[:, None], still - mean[:, None]
-        normal = (away * weights) @ away.T + _STILL / still.shape[1] * beyond @ beyond.T
-        mixing = np.linalg.solve(normal, (away * weights) @ change)
+        weighted = away * weights
+        normal = weighted @ away.T + _STILL / still.shape[1] * beyond @ beyond.T
+        mixing = np.linalg.solve(normal, weighted @ change)
         bias = float(weights @ change) / (1 + _STILL) - float(mixing @ mean)
     return mixing, bias
 

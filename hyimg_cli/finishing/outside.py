@@ -10,7 +10,7 @@ import numpy as np
 from scipy import ndimage
 
 from hyimg_cli.finishing.background import stays_of
-from hyimg_cli.finishing.colour import Drift, drift_of, unmoved
+from hyimg_cli.finishing.colour import Drift, drift_between, drift_of, smoothed, unmoved
 from hyimg_cli.finishing.composite import Bytes, OwnNumbers, composite, layers
 from hyimg_cli.finishing.placement import Placement, mapped_back
 from hyimg_cli.finishing.planes import (
@@ -334,9 +334,9 @@ def _rough(small_r: Plane, moved: Plane, valid: Mask, seen: list[BlurredView]) -
     shape = valid.shape[0], valid.shape[1]
     step, scale = step_of(shape), scale_of(shape)
     small_m, small_valid = reduced(moved, step), reduced(numbers(valid), step) > 0.99
-    mask = None
+    both, mask = [smoothed(levels, scale / step) for levels in (small_r, small_m)], None
     for _ in range(2):
-        drift = drift_of(small_r, small_m, mask, scale / step)
+        drift = drift_between(*both, mask, scale / step)
         mask = region(drift.undone(small_m, small_r), small_r, seen, small_valid).mask
     assert mask is not None, "there were turns"
     return np.asarray(resized(numbers(mask), shape) > 0.25)

@@ -74,14 +74,15 @@ def most_within(plane: Plane, reach: int, how: np.ufunc) -> Plane:
 
     For such small squares, numpy is ten times faster than scipy's filters.
     """
-    for axis in (-1, -2):
-        found = plane.copy()
-        into, of = np.moveaxis(found, axis, 0), np.moveaxis(plane, axis, 0)
-        for by in range(1, reach + 1):
-            how(into[:-by], of[by:], out=into[:-by])
-            how(into[by:], of[:-by], out=into[by:])
-        plane = found
-    return plane
+    wide = plane.copy()
+    for by in range(1, reach + 1):
+        how(wide[..., :-by], plane[..., by:], out=wide[..., :-by])
+        how(wide[..., by:], plane[..., :-by], out=wide[..., by:])
+    found = wide.copy()
+    for by in range(1, reach + 1):
+        how(found[..., :-by, :], wide[..., by:, :], out=found[..., :-by, :])
+        how(found[..., by:, :], wide[..., :-by, :], out=found[..., by:, :])
+    return found
 
 
 def by_bands(function: Callable[..., Plane], *planes: Plane, reach: int = 0) -> Plane:
@@ -103,7 +104,9 @@ def by_bands(function: Callable[..., Plane], *planes: Plane, reach: int = 0) -> 
 
 def beyond_of(plane: Plane, low: Plane, high: Plane) -> Plane:
     """Return the signed distance of values from the range `low` to `high`."""
-    return np.asarray(np.maximum(plane - high, 0) - np.maximum(low - plane, 0))
+    nearest = np.maximum(plane, low)
+    np.minimum(nearest, high, out=nearest)
+    return np.asarray(np.subtract(plane, nearest, out=nearest))
 
 
 def median(values: np.ndarray) -> float:
