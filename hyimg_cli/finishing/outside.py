@@ -334,7 +334,7 @@ def _rough(small_r: Plane, moved: Plane, valid: Mask, seen: list[BlurredView]) -
     shape = valid.shape[0], valid.shape[1]
     step, scale = step_of(shape), scale_of(shape)
     small_m, small_valid = reduced(moved, step), reduced(numbers(valid), step) > 0.99
-    both, mask = [smoothed(levels, scale / step) for levels in (small_r, small_m)], None
+    both, mask = (smoothed(small_r, scale / step), smoothed(small_m, scale / step)), None
     for _ in range(2):
         drift = drift_between(*both, mask, scale / step)
         mask = region(drift.undone(small_m, small_r), small_r, seen, small_valid).mask
