@@ -28,6 +28,7 @@ from hyimg_cli.settings.kinds import (
     FOLDER,
     NAMES,
     RUN_FOLDER,
+    SCORER_NAMES,
     SCORER_OPTIONS,
     Kind,
     plain,
@@ -133,7 +134,7 @@ def _parameter(row: Declaration, panel: str, is_basic: bool) -> inspect.Paramete
     )
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     # A flag for names takes several at once, and may be repeated.
-    is_several = row.kind in (NAMES, SCORER_OPTIONS)
+    is_several = row.kind in (NAMES, SCORER_NAMES, SCORER_OPTIONS)
     of: Any = bool if is_truth else list[str] if is_several else str
     return inspect.Parameter(row.name, kind, default=flag, annotation=of | None)
 
@@ -252,7 +253,8 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Setting]:
     flags = {name: given[name] for name in SETTINGS if name in given}
     for name, given_often in flags.items():
         if isinstance(given_often, list | tuple):
-            flags[name] = ",".join(given_often) if given_often else None
+            split = SETTINGS[name].kind.split or list
+            flags[name] = [one for text in given_often for one in split(text)] or None
     folders, own = _folders_own(given), _users_own(given)
     return settle(flags, os.environ, recipe, folders, users_own=own)
 

@@ -14,7 +14,7 @@ from hyimg_cli.spec import digest
 Values = dict[str, float]
 Scores = Mapping[str, Mapping[str, Any]]
 # What a scorer is shown only if it needs it.
-_OPTIONAL = ("mask", "text", "confidence")
+_OPTIONAL = ("mask", "text", "confidence", "model", "expect")
 
 
 class Candidate(PastJob):
@@ -66,6 +66,8 @@ class Candidate(PastJob):
         facts += [shown["kept_source"]] if "source" in needs else []
         facts += [shown["text"]] if "text" in needs else []
         facts += [shown["confidence"]] if "confidence" in needs else []
+        if "model" in needs:
+            facts += [self.result.get("model_sha256"), shown["expect"]]
         facts += [files_of_edit(self.result).get("mask")] if "mask" in needs else []
         return digest.of_json(facts)
 
@@ -83,7 +85,23 @@ class Candidate(PastJob):
             "mask": str(folder / matte["path"]) if matte and "mask" in needs else None,
             "text": text if "text" in needs else None,
             "confidence": self._confidence if "confidence" in needs else None,
+            "model": self._model if "model" in needs and self.result else None,
+            "expect": self._expect if {"model", "expect"} & {*needs} else None,
         }
+
+    @property
+    def _model(self) -> str:
+        """The model that drew it: a name, or the path of its files."""
+        model = str(self.line.get("model") or "")
+        path = os.path.join(self.folder.absolute(), model)
+        return os.path.realpath(path) if model and os.path.exists(path) else model
+
+    @property
+    def _expect(self) -> str | None:
+        """What the result should show, as the author of its line says."""
+        metadata = self.line.get("metadata")
+        found = metadata.get("expect") if isinstance(metadata, dict) else None
+        return found if isinstance(found, str) and found.strip() else None
 
     @property
     def _confidence(self) -> Any:

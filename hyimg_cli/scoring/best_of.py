@@ -33,6 +33,7 @@ from hyimg_cli.journal.texts_file import note_of
 from hyimg_cli.manifest.manifest import Manifest, read_manifest
 from hyimg_cli.manifest.resolved import lines_beside
 from hyimg_cli.models import registry
+from hyimg_cli.scoring.ask import Questions
 from hyimg_cli.scoring.candidates import all_in, read_pool, score_candidates
 from hyimg_cli.scoring.found_regions import planned
 from hyimg_cli.scoring.pick import Rule, pick, rule_of
@@ -60,9 +61,16 @@ class BestOf(RunsInTurn):
         self._out, self._steps = config.output.folder, config.candidates.draft_steps
         # Candidates without a value are scored again once, not at each step.
         self._asks_again = self.request.policy.retry_failed
+        self._questions = Questions(config)
+        if any(one.asks for one in self.scorers):
+            self._new_session = self._questions.session_for
 
     def run(self) -> Picks:
         """Draw, score and pick, and draw the picked in full."""
+        with self._questions:
+            return self._run()
+
+    def _run(self) -> Picks:
         self.draw(first_folder(self.request), self._candidates, self.on_event)
         picks, before = self._pick(), set[str]()
         # A run that ended early, by --fail-fast, leaves some candidates undrawn; so does this.
@@ -80,7 +88,15 @@ class BestOf(RunsInTurn):
         config = self.request.config.candidates
         again, self._asks_again = self._asks_again, False
         with ScoresFile(self._out) as file:
-            score_candidates(every, self.scorers, file, config, self._remark, retry_failed=again)
+            score_candidates(
+                every,
+                self.scorers,
+                file,
+                config,
+                self._remark,
+                retry_failed=again,
+                questions=self._questions,
+            )
         picks = pick(pool, finals, file.means(), self._rule, read_choices(self._out))
         write_picks(self._out, picks)
         return picks
@@ -141,7 +157,7 @@ def judged_by(request: RunRequest) -> tuple[Sequence[Scorer], Rule]:
     """
     config, why = request.config, ""
     out = config.output.folder
-    scorers = scorers_of(config.candidates)
+    scorers = scorers_of(config.candidates, config.model)
     rule = rule_of(config.candidates, {one.name: one.recorded for one in scorers})
     if not scorers and config.candidates.repeat > 1:
         why = "--repeat repeats scores: add --score, or --n 3 to draw several pictures of each line"

@@ -13,6 +13,7 @@ from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.past_run import past_jobs
 from hyimg_cli.journal.picks import DRAFTS, SCORES, ScoreKey, ScoresFile, read_lines
+from hyimg_cli.scoring.ask import Asker, Questions
 from hyimg_cli.scoring.process import Score, ScorerProcess, kept_replies, read_score
 from hyimg_cli.scoring.scorers import Scorer
 from hyimg_cli.settings.run import CandidatesConfig
@@ -26,8 +27,6 @@ _MOST_FAULTS = 5
 Tell = Callable[[str], object]
 Groups = dict[str, list[Candidate]]
 T = TypeVar("T")
-# What a scorer is shown only if it needs it.
-_OPTIONAL = ("mask", "text", "confidence")
 
 
 def read_candidates(place: Path) -> Groups:
@@ -97,11 +96,13 @@ def score_candidates(
     tell: Tell,
     *,
     retry_failed: bool = False,
+    questions: Questions | None = None,
 ) -> int:
     """Ask each scorer for the scores that `file` lacks, and return how many were missing.
 
     A score is on disk as soon as it is known. A scorer with nothing to do is not started.
     `config.repeat`: how often each candidate is scored, by scorers whose scores can differ.
+    `questions`: asks the model that drew; its scorers come first, and it is released after them.
     `retry_failed`: ask for missing values again. A scorer that cannot continue does not stop the
     others; MachineError is raised afterwards.
     """
@@ -109,7 +110,9 @@ def score_candidates(
     for scorer in scorers:
         _record_kept(scorer, file, config.score_timeout, tell)
     known = {k for k, line in file.scores.items() if not retry_failed or line.get("fault") is None}
-    for scorer in scorers:
+    for scorer in sorted(scorers, key=lambda one: not one.asks):
+        if questions is not None and not scorer.asks:
+            questions.close()
         # Equal texts, and equal pictures, are scored once.
         shown: dict[str, Candidate] = {}
         for one in candidates:
@@ -129,7 +132,7 @@ def score_candidates(
         items = {key: shown[key.first] for key in left if key.first not in changed}
         try:
             if items:
-                asked += _ask(scorer, items, file, config.score_timeout, tell)
+                asked += _ask(scorer, items, file, config.score_timeout, tell, questions)
         except MachineError as error:
             errors.append(error)
         found = [file.scores[key.own] for key in wanted if key.own in file.scores]
@@ -200,6 +203,7 @@ def _ask(
     file: ScoresFile,
     limit_s: float,
     tell: Tell,
+    questions: Questions | None,
 ) -> int:
     """Score candidates by the keys of their scores."""
     began = told = time.monotonic()
@@ -209,7 +213,12 @@ def _ask(
     }
     cases = {key.own: one.case(scorer.declared["needs"]) for key, one in items.items()}
     replies = file.replies_of(scorer.name)
-    with ScorerProcess(scorer, limit_s, tell, replies) as process:
+    if scorer.asks:
+        assert questions is not None, "a scorer that asks comes with a model"
+        opened: Asker | ScorerProcess = questions.asker(scorer)
+    else:
+        opened = ScorerProcess(scorer, limit_s, tell, replies)
+    with opened as process:
         for start in range(0, len(items), BATCH):
             batch = [*cases][start : start + BATCH]
             for scores in process.score({key: cases[key] for key in batch}, heads):

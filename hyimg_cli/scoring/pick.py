@@ -26,6 +26,8 @@ _LACKING = {
     "mask": "no mask of its edit",
     "result": "no picture",
     "text": "no text",
+    "model": "no picture",
+    "expect": "no expect in its metadata",
     "confidence": "its text was not written by a model",
 }
 

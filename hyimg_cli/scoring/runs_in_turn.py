@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hyimg_cli.engine.run import ManifestRun, OnEvent
+from hyimg_cli.engine.run import AnySession, ManifestRun, OnEvent
 from hyimg_cli.engine.runner import RunRequest, Summary
+from hyimg_cli.settings.run import RunConfig
 from hyimg_cli.spec.job import Job
 
 
@@ -19,6 +20,8 @@ class RunsInTurn:
     _at_work: ManifestRun | None = field(default=None, init=False)
     _stop_signal: int | None = field(default=None, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
+    # Opens the runs' sessions, if somebody needs them afterwards.
+    _new_session: Callable[[RunConfig], AnySession] | None = field(default=None, init=False)
 
     def request_stop(self, signal_number: int) -> bool:
         """Stop as `ManifestRun.request_stop` does; what works between runs ends at once."""
@@ -34,7 +37,8 @@ class RunsInTurn:
         """Draw changed jobs into a folder with a run, whose model is released when it ends."""
         config = self.request.config
         config = replace(config, output=replace(config.output, folder=folder))
-        run = self._at_work = ManifestRun(replace(self.request, config=config, change=change))
+        request = replace(self.request, config=config, change=change)
+        run = self._at_work = ManifestRun(request, self._new_session)
         if self._stop_signal is not None:
             run.request_stop(self._stop_signal)
         self.summaries.append(run.run(on_event, age_s=time.monotonic() - self._began))

@@ -1,7 +1,8 @@
 """Find a scorer by its name on the command line, without running its code.
 
-    [NAME=]TARGET       TARGET: confidence, outside, text, judge:MODEL; an entry point of the group
-                        hyimg.scorers; MODULE:FUNCTION; or FILE.py:FUNCTION
+    [NAME=]TARGET       TARGET: confidence, outside, text, ask[:QUESTION], ask2:QUESTION,
+                        judge:MODEL; an entry point of the group hyimg.scorers;
+                        MODULE:FUNCTION; or FILE.py:FUNCTION
 
 A module declares its scorers in a literal, which is read from its source:
 
@@ -23,6 +24,8 @@ from urllib.parse import urlsplit
 
 from hyimg_cli.errors import UsageError
 from hyimg_cli.files import SETTINGS_BYTES, bytes_of, text_of
+from hyimg_cli.journal.keys import precision
+from hyimg_cli.scoring.ask_target import KINDS, needs_of, questions_in
 from hyimg_cli.scoring.options import (
     FLAG,
     declared_options,
@@ -30,14 +33,14 @@ from hyimg_cli.scoring.options import (
     options_by_scorer,
     options_of,
 )
-from hyimg_cli.settings.run import CandidatesConfig
+from hyimg_cli.settings.run import CandidatesConfig, ModelChoice
 from hyimg_cli.settings.values import nearest, shown
 from hyimg_cli.spec import digest
 
 ENTRY_POINTS = "hyimg.scorers"
 RUBRIC = Path(__file__).with_name("rubric.txt")
 # The inputs that a scorer may need: it is not shown a case without one of them.
-NEEDS = frozenset({"prompt", "source", "result", "mask", "text", "confidence"})
+NEEDS = frozenset({"prompt", "source", "result", "mask", "text", "confidence", "model", "expect"})
 # The declarations that a scorer may make, with their defaults.
 _DECLARED: dict[str, Any] = {
     "version": "",
@@ -56,6 +59,9 @@ _BUILT_IN = {
     "text": "hyimg_cli.measure.scorers",
     "judge": "hyimg_cli.scoring.judge",
 }
+_ASK = "hyimg_cli.scoring.ask"
+# A question may contain a sign that looks like a name's.
+_NAMED = re.compile(r"[^:]+=")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SHAPE = "SCORERS must be a literal such as {'NAME': {'version': '1', 'range': [0, 1]}}"
 
@@ -82,9 +88,14 @@ class Scorer:
         return {"scorer": self.name, "identity": self.identity, "declared": self.declared}
 
     @property
+    def asks(self) -> bool:
+        """True if it asks the model that drew, in this process."""
+        return self.module == _ASK
+
+    @property
     def is_computed(self) -> bool:
         """True for hyimg's own computations, whose scores are the same each time."""
-        return self.module in {*_BUILT_IN.values()} - {_BUILT_IN["judge"]}
+        return self.asks or self.module in {*_BUILT_IN.values()} - {_BUILT_IN["judge"]}
 
     @cached_property
     def identity(self) -> str:
@@ -92,11 +103,16 @@ class Scorer:
         return digest.of_json([self.declared, self.function, self.source])
 
 
-def scorers_of(config: CandidatesConfig) -> list[Scorer]:
-    """Return the scorers that a run's settings name, in order. Raises UsageError."""
+def scorers_of(config: CandidatesConfig, choice: ModelChoice | None = None) -> list[Scorer]:
+    """Return the scorers that a run's settings name, in order. Raises UsageError.
+
+    `choice`: how the model that drew is loaded to be asked.
+    """
     pythons = dict(_pair(text, "--score-python") for text in config.score_python)
     options = options_by_scorer(config.score_option)
-    found = [_scorer(spec, pythons, options, config) for spec in config.score]
+    found = [
+        _scorer(spec, pythons, options, config, choice or ModelChoice()) for spec in config.score
+    ]
     names = [one.name for one in found]
     if twice := {name for name in names if names.count(name) > 1}:
         what, hint = f"two scorers are called {shown(min(twice))}", "name one: --score NAME=TARGET"
@@ -117,8 +133,14 @@ def _scorer(
     pythons: Mapping[str, str],
     given_options: Mapping[str, Mapping[str, str]],
     config: CandidatesConfig,
+    choice: ModelChoice,
 ) -> Scorer:
-    given, target = _pair(spec, "--score") if "=" in spec else ("", spec)
+    given, target = _pair(spec, "--score") if _NAMED.match(spec) else ("", spec)
+    kind, _, text = target.partition(":")
+    if kind in KINDS:
+        name = given or kind
+        options_of(name, {}, given_options.get(name, {}))  # it has none
+        return _asking(name, kind, text, choice)
     module, _, function = target.rpartition(":")
     options, facts = dict[str, Any](), dict[str, Any]()
     if target in _BUILT_IN or target.startswith("judge:"):
@@ -165,6 +187,19 @@ def _scorer(
     source = digest.of_bytes(bytes_of(file, SETTINGS_BYTES))
     module = str(file) if module.endswith(".py") else module
     return Scorer(name, module, function, python, {"name": name} | declared, source, options)
+
+
+def _asking(name: str, kind: str, text: str, choice: ModelChoice) -> Scorer:
+    """Return a scorer that asks the drawing model. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        hint = "use 1 to 40 of A-Z a-z 0-9 _ -: --score NAME=TARGET"
+        raise _fault(f"{shown(name)} cannot name a scorer", hint)
+    questions = questions_in(kind, text)
+    declared = {"name": name, "version": "1", "range": [0.0, 1.0], "higher_is_better": True}
+    declared |= {"needs": needs_of(kind, questions), "questions": [*questions]}
+    # The model itself is in the key of each score.
+    declared |= {"dtype": precision(choice)[1], "quantization": choice.quantization}
+    return Scorer(name, _ASK, kind, sys.executable, declared, "", {"questions": questions})
 
 
 def _judge(

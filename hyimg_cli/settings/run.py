@@ -22,6 +22,7 @@ from hyimg_cli.settings.kinds import (
     GATES,
     NAMES,
     RUN_FOLDER,
+    SCORER_NAMES,
     SCORER_OPTIONS,
     SHARE,
     SIZE,
@@ -507,9 +508,10 @@ class CandidatesConfig:
     draft_steps: Annotated[int, Interval(ge=1, le=1000)] | None = _candidates(
         None, "Draw every candidate in this many steps, and only the picked ones in full."
     )
-    score: Annotated[tuple[str, ...], NAMES] = _scored(
+    score: Annotated[tuple[str, ...], SCORER_NAMES] = _scored(
         (),
-        "Scorers: outside, text, judge:MODEL, MODULE:FUNCTION or FILE.py:FUNCTION. "
+        "Scorers: confidence, outside, text, ask:QUESTION, judge:MODEL, MODULE:FUNCTION or "
+        "FILE.py:FUNCTION. "
         "NAME=SCORER renames one.",
     )
     score_python: Annotated[tuple[str, ...], NAMES] = _scored(

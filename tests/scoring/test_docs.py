@@ -28,7 +28,7 @@ def test_the_pages_on_candidates_run_as_they_stand(
     (tmp_path / "choices.jsonl").write_text('{"candidate_of": "dog", "picked": ["dog-1"]}\n')
     # Recipes need packages that are not installed here: test_recipes.py runs them.
     typed = [one for one in re.findall(r"^    hyimg (.*)$", page, re.M) if "recipes/" not in one]
-    assert len(typed) == 12
+    assert len(typed) == 13
     codes = {}
     for command in typed:
         ran = run_cli(*shlex.split(command.replace("http://localhost:8000/v1", endpoint.url)))

@@ -16,6 +16,7 @@ BY_KIND: dict[Kind, Any] = {
     kinds.SIZE: "96x160",
     kinds.NAMES: ("other",),
     kinds.GATES: ("judge.follows=7",),
+    kinds.SCORER_NAMES: ("ask:Is it blue, or red?",),
     kinds.SCORER_OPTIONS: ("judge.temperature=1",),
     kinds.DEVICE: "cuda:1",
     kinds.DURATION: "8h",

@@ -26,6 +26,7 @@ from hyimg_cli.files import replace_file
 from hyimg_cli.journal.candidates import Candidate
 from hyimg_cli.journal.picks import ScoresFile
 from hyimg_cli.report.page import render
+from hyimg_cli.scoring.ask import Questions
 from hyimg_cli.scoring.best_of import draft_of
 from hyimg_cli.scoring.candidates import (
     Groups,
@@ -61,7 +62,7 @@ def compare_drafts(
     Every part resumes. The result is also in `drafts.json` in the request's folder.
     """
     folder, config = request.config.output.folder, request.config.candidates
-    if not (scorers := scorers_of(config)):
+    if not (scorers := scorers_of(config, request.config.model)):
         raise UsageError("no scorer given", hint="add one, for example --score outside")
     pools: dict[int, Groups] = {}
     for steps in (0, *counts):
@@ -72,9 +73,9 @@ def compare_drafts(
         own = replace(request, config=replace(request.config, output=output), change=change)
         ManifestRun(own).run(lambda _: None)
         pools[steps] = read_candidates(place)
-    with ScoresFile(folder) as file:
+    with ScoresFile(folder) as file, Questions(request.config) as questions:
         every = [one for pool in pools.values() for one in all_in(pool)]
-        score_candidates(every, scorers, file, config, tell)
+        score_candidates(every, scorers, file, config, tell, questions=questions)
     found: dict[str, Any] = {}
     for scorer in scorers:
         tasks = _tasks(pools, scorer, file.means())
