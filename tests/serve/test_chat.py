@@ -2,7 +2,10 @@
 
 import base64
 import json
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,12 @@ from starlette.testclient import TestClient
 
 from hyimg_cli.engine.service import Service
 from hyimg_cli.manifest.chat import turn_of
-from hyimg_cli.settings.run import BatchConfig, OutputConfig, RunConfig
+from hyimg_cli.models.hunyuan_image3.answer import AnswerScript
+from hyimg_cli.models.protocols import Answer
+from hyimg_cli.scoring.judge import judge
+from hyimg_cli.scoring.scorers import scorers_of
+from hyimg_cli.serve.app import HttpServer
+from hyimg_cli.settings.run import BatchConfig, CandidatesConfig, OutputConfig, RunConfig
 from hyimg_cli.settings.values import BadValue
 
 QUESTION = "what is in the picture?"
@@ -26,7 +34,7 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     config = RunConfig(batch=BatchConfig(max_size=4, prewarm=False), output=OutputConfig(folder))
     server = server_of(Service(config), folder / "state")
     with TestClient(server.app, base_url="http://127.0.0.1") as client:
-        until(lambda: server.is_ready)
+        until(lambda: server.is_ready, 60)
         yield client
 
 
@@ -67,6 +75,52 @@ def test_the_official_client_gets_the_manifests_answer(
         max_tokens=4,
     )
     assert text.choices[0].message.content
+
+
+def test_two_at_once_get_the_answers_of_each_alone(http: TestClient, write_picture: Any) -> None:
+    picture = write_picture()
+
+    def ask(text: str) -> str:
+        body = {"messages": [{"role": "user", "content": content(picture, text)}], "max_tokens": 9}
+        answer = http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    texts = ["what is in the picture?", "is it red, or is something else here?"]
+    alone = [ask(text) for text in texts]
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(ask, texts)] == alone
+    assert alone[0] != alone[1]
+
+
+def test_a_server_is_a_judge(
+    tmp_path: Path, write_picture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the words is its own: no toy was taught to write marks."""
+    marks = Answer('{"follows": 7, "preserves": 9, "quality": 8, "reason": "red"}', (1,))
+    monkeypatch.setattr(AnswerScript, "answer", lambda *_: marks)
+    config = RunConfig(batch=BatchConfig(max_size=4, prewarm=False), output=OutputConfig(tmp_path))
+    server = server_of(Service(config), tmp_path / "state")
+    http, case = HttpServer(server), {"prompt": "paint it red", "sources": [], "result": ""}
+    case["result"] = str(write_picture())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        thread = threading.Thread(target=lambda: http.run(sockets=[listener]))
+        thread.start()
+        try:
+            until(lambda: http.started and server.is_ready, 60)
+            given = CandidatesConfig(
+                score=("judge:tiny-image",), judge_url=address, score_option=("judge.max_tokens=4",)
+            )
+            (scorer,) = scorers_of(given)
+            both = [case, case | {"sources": [case["result"]]}]
+            found = [*judge(both, dict(scorer.options))]
+        finally:
+            server.is_stopping = True
+            thread.join(20)
+    assert [one["value"] for one in found] == [7, 7]
+    assert found[0]["parts"] == {"follows": 7, "preserves": 9, "quality": 8}
+    assert {one["facts"]["model"] for one in found} == {"tiny-image"}
 
 
 @pytest.mark.parametrize(
