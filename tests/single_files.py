@@ -78,13 +78,35 @@ _Z_IMAGE = (
     (r"attention\.norm_k", "attention.k_norm"),
     (r"attention\.norm_q", "attention.q_norm"),
 )
-_AUTHORS = {"klein": _KLEIN, "kontext": _KONTEXT, "z-image": _Z_IMAGE, "qwen-image-2.1": ()}
+_FLUX3 = (
+    (r"^x_embedders\.", "emb_in."),
+    (r"^context_embedder\.", "txt_in."),
+    (r"^timestep_embedder\.linear_1", "time_in.in_layer"),
+    (r"^timestep_embedder\.linear_2", "time_in.out_layer"),
+    (r"^target_timestep_embedder\.linear_1", "ref_time_in.in_layer"),
+    (r"^target_timestep_embedder\.linear_2", "ref_time_in.out_layer"),
+    (r"^proj_out", "final_layer.image.linear"),
+    (r"^norm_out\.linear", "final_layer.image.adaLN_modulation.1"),
+    (r"^mode_blocks\.", "content_mode_blocks."),
+    (r"^single_transformer_blocks\.", "single_blocks."),
+    (r"modulations\.(\w+)\.linear", r"modulations.\1.lin"),
+    (r"attn\.to_(q|k|v)\.", r"\1_proj."),
+    (r"attn\.to_out\.0", "attn_out"),
+    (r"attn\.norm_q\.weight", "norm.query_norm.scale"),
+    (r"attn\.norm_k\.weight", "norm.key_norm.scale"),
+    (r"ff\.linear_(in|out)", r"mlp_\1"),
+)
+_AUTHORS = {
+    "klein": _KLEIN, "flux3": _FLUX3, "kontext": _KONTEXT, "z-image": _Z_IMAGE,
+    "qwen-image-2.1": (),
+}  # fmt: skip
 # Of a class, layers that its authors have as one.
 _FUSED = {
     "klein": {
         "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
         "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
     },
+    "flux3": {},
     "z-image": {"attention.qkv": ("attention.to_q", "attention.to_k", "attention.to_v")},
     "qwen-image-2.1": {"img_mlp.gate_up": ("img_mlp.gate_layer", "img_mlp.proj")},
 }
@@ -120,7 +142,7 @@ def by_authors(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = name
         for pattern, replacement in _AUTHORS[kind]:
             own = re.sub(pattern, replacement, own)
-        if kind != "z-image" and own.startswith("final_layer.adaLN_modulation"):
+        if kind != "z-image" and re.match(r"final_layer\..*adaLN", own):
             tensor = torch.cat([*reversed(tensor.chunk(2))])
         made[own] = tensor.contiguous()
     return made

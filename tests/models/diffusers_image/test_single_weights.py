@@ -27,8 +27,16 @@ from hyimg_cli.models.diffusers_video.weights import LoadTarget, check_weights, 
 from hyimg_cli.spec.options import Lora
 
 CPU = torch.device("cpu")
-KINDS = ("klein", "qwen-image-edit-2511", "z-image", "qwen-image-2.1", "kontext", "longcat")
-AUTHORS = ("klein", "z-image", "qwen-image-2.1", "kontext")
+KINDS = (
+    "klein",
+    "flux3",
+    "qwen-image-edit-2511",
+    "z-image",
+    "qwen-image-2.1",
+    "kontext",
+    "longcat",
+)
+AUTHORS = ("klein", "flux3", "z-image", "qwen-image-2.1", "kontext")
 Tensors = dict[str, Tensor]
 
 
