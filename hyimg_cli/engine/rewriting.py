@@ -54,7 +54,7 @@ class RewritingSession:
         If failures of jobs end the run, ConsecutiveErrors is raised after its last event.
         """
         assert folder is not None, "texts are written to a file"
-        limit = FailureLimit(self._config.failure)
+        limit = FailureLimit(self._config.failure.for_run(len(plan.jobs)))
         for group in plan.groups:
             with torch_settings(self._config.model, draws=False):
                 yield ModelLoading(group.model)

@@ -126,7 +126,7 @@ class EditPipeline(LatentPipeline["LatentImageModel", ImageJob, EditRequest]):
         """Return how many jobs like this one may be denoised together now."""
         if self._key(ticket) is None:
             return 1
-        return min(self._most, joined_pictures(cast(ImageJob, ticket.job), self._config))
+        return min(self._most, joined_pictures(cast(ImageJob, ticket.job), self.fitted))
 
     def decode(self, work: EditRequest) -> Events[EditRequest]:
         job, model = work.job, self._resident()
