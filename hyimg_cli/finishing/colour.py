@@ -9,6 +9,7 @@ from hyimg_cli.finishing.planes import (
     Plane,
     blurred,
     distance_to,
+    median,
     numbers,
     reduced,
     resized,
@@ -117,10 +118,12 @@ def _terms(levels: Plane) -> Plane:
 def _fit(reference: np.ndarray, drawn: np.ndarray, terms: np.ndarray) -> tuple[np.ndarray, float]:
     """Fit terms [6, N] and a bias to a reference channel, with Tukey's weights and shrinkage."""
     change, still = reference - drawn, _terms(_ALL_COLOURS)
-    mixing, bias = np.zeros(len(terms)), float(np.median(change))
+    # Once, not in each product.
+    terms = terms.astype(np.float64)
+    mixing, bias = np.zeros(len(terms)), median(change)
     for _ in range(_TURNS):
         residual = np.abs(change - mixing @ terms - bias)
-        level = max(0.5, 1.4826 * float(np.median(residual)))
+        level = max(0.5, 1.4826 * median(residual))
         weights = np.square(np.clip(1 - np.square(residual / (_TUKEY * level)), 0, None))
         weights /= max(1e-6, float(weights.sum()))
         mean = (terms @ weights + _STILL * still.mean(1)) / (1 + _STILL)

@@ -1,5 +1,7 @@
 """Faster versions of scipy's and numpy's functions: equal results."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -47,10 +49,21 @@ def test_bands_of_rows_give_what_the_whole_gives(
     assert np.array_equal(by_bands(np.add, plane, plane), plane + plane)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 1000, 1001])
-def test_the_median_is_numpys(size: int) -> None:
-    values = np.random.default_rng(size).normal(size=size).astype(np.float32)
-    assert median(values) == float(np.median(values))
+@pytest.mark.parametrize("size", [1, 2, 101, 1000, 20_001, 65_536])
+@pytest.mark.parametrize("digits", [0, 8])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_median_is_numpys(size: int, digits: int, kind: type[np.floating[Any]]) -> None:
+    rng = np.random.default_rng(size)
+    values = rng.laplace(0, 3, size).round(digits).astype(kind)
+    for some in (values, np.abs(values), np.sort(values), np.where(values < 0, 0, values)):
+        assert median(some) == np.median(some)
+
+
+def test_a_median_far_from_that_of_a_sample_is_found() -> None:
+    # Each value that a sample may take is the least.
+    values = np.arange(1 << 16, dtype=np.float32)
+    values[::16] = -1
+    assert median(values) == np.median(values)
 
 
 def test_an_edit_is_extended_from_the_nearest_pixel_that_was_drawn() -> None:
