@@ -194,15 +194,35 @@ def distance_to(mask: Mask) -> Plane:
 def within(mask: Mask, radius: float) -> Mask:
     """Return the pixels at most this far from the mask."""
     place, near = around(mask, radius), np.zeros_like(mask)
-    near[place] = distance_to(mask[place]) <= radius
+    near[place] = _dilated(mask[place], radius)
     return near
 
 
 def deeper(mask: Mask, depth: float) -> Mask:
     """Return the pixels of the mask that are farther than this from everything outside it."""
     place, deep = around(mask, depth), np.zeros_like(mask)
-    deep[place] = distance_to(~mask[place]) > depth
+    deep[place] = ~_dilated(~mask[place], depth)
     return deep
+
+
+def _dilated(mask: Mask, radius: float) -> Mask:
+    """Return the pixels at most this far from the mask, by the rows of a disc.
+
+    For radii as here it takes a fraction of the time of all distances, which are float32, too.
+    """
+    found, wide, width, reach = mask.copy(), mask.copy(), 0, int(radius)
+    y, x = np.ogrid[: reach + 1, : reach + 1]
+    widths = (np.sqrt(x * x + y * y).astype(np.float32) <= radius).sum(axis=1) - 1
+    # A row of the disc is the wider, the nearer it is to the middle.
+    for by in range(reach, -1, -1):
+        while width < widths[by]:
+            width += 1
+            wide[:, width:] |= mask[:, :-width]
+            wide[:, :-width] |= mask[:, width:]
+        if by:
+            found[by:] |= wide[:-by]
+            found[:-by] |= wide[by:]
+    return np.asarray(found | wide)
 
 
 def closed(mask: Mask, by: float) -> Mask:

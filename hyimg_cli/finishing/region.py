@@ -222,7 +222,9 @@ def _soft(core: Mask, over: Mask, size: Plane, left: Plane, power: Plane, near: 
     """Return the regions without a sharp border, which no smooth gain explains."""
     labels, count = ndimage.label(over, np.ones((3, 3)))
     area = np.bincount(labels.ravel(), minlength=count + 1)
-    top = np.concatenate([[0], ndimage.median(size, labels, np.arange(1, count + 1))])
+    top, inside = np.zeros(count + 1), labels > 0
+    if count:  # of the labelled pixels alone: scipy sorts all that it is given
+        top[1:] = ndimage.median(size[inside], labels[inside], np.arange(1, count + 1))
     least = max(_LIGHT_ALONE, _LIGHT_ALONE_Z * float(np.quantile(size, 0.7)))
     alone = (area >= _LEAST_LIGHT_AREA * over.size) & (top > least)
     alone[labels[core]] = alone[0] = False
