@@ -30,11 +30,16 @@ _WITH_PROMPT = 'add a prompt: --prompt "make the background white"'
 
 
 def manifest_of(
-    given: Mapping[str, Any], words: Sequence[str], settings: Mapping[str, Setting]
+    given: Mapping[str, Any],
+    words: Sequence[str],
+    settings: Mapping[str, Setting],
+    *,
+    is_growing: bool = False,
 ) -> Manifest:
     """Return the manifest of a command line with these `words`, for a run with these settings.
 
-    Raises UsageError if no manifest is given, or if the inputs are ambiguous.
+    `is_growing`: a line of a file counts when its end is written. Raises UsageError if no manifest
+    is given, or if the inputs are ambiguous.
     """
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given, words, settings)
@@ -61,7 +66,7 @@ def manifest_of(
             code="usage.no-manifest",
         )
     _refuse_pictures(names)
-    return packaged.read(names[0])
+    return packaged.read(names[0], is_growing=is_growing)
 
 
 def recorded_names(run: RunFolder) -> dict[str, str]:

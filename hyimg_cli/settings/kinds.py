@@ -368,15 +368,21 @@ DURATION = pattern_kind(
     "write hours, minutes or seconds: 8h, 90m, 1h30m, 45s",
     lambda text: None if text[0] == "none" else text[0],
     metavar="time",
-    allowed="such as 8h, 90m or 45s",
+    allowed="such as 8h or 90m",
 )
-SHARE = pattern_kind(
+_SHARE = pattern_kind(
     r"none|([1-9][0-9]?|100)%|[1-9][0-9]{0,6}",
     "is neither a share nor a number of jobs",
     "write a share of the jobs, such as 10%, or a number, such as 30",
     lambda text: None if text[0] == "none" else text[0],
     metavar="share",
     allowed="such as 10% or 30",
+)
+# In TOML, a number of jobs needs no quotes.
+SHARE = replace(
+    _SHARE,
+    read=lambda value: _SHARE.read(str(value) if type(value) is int else value),
+    schema={"anyOf": [_SHARE.schema, {"type": "integer", "minimum": 1, "maximum": 9_999_999}]},
 )
 NAMES = Kind(
     _names,
