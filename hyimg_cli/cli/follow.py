@@ -84,12 +84,16 @@ def _refuse(given: Mapping[str, Any], settings: Mapping[str, Setting]) -> None:
         why = "which part a job is in depends on all jobs"
     elif not given["resume"]:
         why = "finished jobs are skipped from one look to the next: remove --no-resume"
+    elif given["prompt"] and given["inputs"] == ["-"]:
+        why = "lines of standard input have their own prompts: remove --prompt"
     elif OneFile.named(given) is not None:
         why = "several results may come, and -o names one file: name a folder"
     elif any(scheme_of(name) for name in given["inputs"]):
         why = "only files on this machine are followed"
     if why:
-        raise UsageError(f"--follow cannot be used here: {why}", code="usage.follow")
+        why, _, hint = why.partition(": ")
+        what = f"--follow cannot be used here: {why}"
+        raise UsageError(what, hint=hint, code="usage.follow")
 
 
 class FollowedLines:

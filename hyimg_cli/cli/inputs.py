@@ -173,6 +173,8 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         what += "and pictures need a prompt"
         words = [name for name in names if _is_a_word(name)]
         hint = _in_quotes([name for name in names if name not in words], words) if words else hint
+        if all(name.endswith(MANIFESTS) for name in names):
+            hint = "run one after the other, or join files of one kind into one"
     elif is_pattern(names[0]):
         what = "this is a pattern for pictures, but no prompt is given"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import time
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -361,7 +362,7 @@ FINISHED_RUN = _folder_kind(
 )
 RUN_FOLDER = _folder_kind(f"(?!(?:{NO_STORE}):/){WRITTEN}")
 # Its unit is written: seconds are meant by one tool, and minutes by another.
-DURATION = pattern_kind(
+_DURATION = pattern_kind(
     r"none|(?=.)(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
     r"|([0-9]{1,5}):([0-5][0-9]):([0-5][0-9])",
     "is not a time",
@@ -369,6 +370,12 @@ DURATION = pattern_kind(
     lambda text: None if text[0] == "none" else text[0],
     metavar="time",
     allowed="such as 8h or 90m",
+    choices=("30m", "2h", "8h"),
+)
+# In TOML, 01:30:00 without quotes is a time of day.
+DURATION = replace(
+    _DURATION,
+    read=lambda value: _DURATION.read(value.isoformat() if isinstance(value, time) else value),
 )
 _SHARE = pattern_kind(
     r"none|([1-9][0-9]?|100)%|[1-9][0-9]{0,6}",
@@ -377,6 +384,7 @@ _SHARE = pattern_kind(
     lambda text: None if text[0] == "none" else text[0],
     metavar="share",
     allowed="such as 10% or 30",
+    choices=("10%", "30"),
 )
 # In TOML, a number of jobs needs no quotes.
 SHARE = replace(
@@ -404,7 +412,7 @@ CUSTOM_ID = pattern_kind(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id
 DEVICE = pattern_kind(
     r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced",
     "is not a device",
-    f"allowed: {_DEVICES}",
+    f"allowed: {_DEVICES}; a GPU is cuda, and CUDA_VISIBLE_DEVICES=0,1 chooses several",
     allowed=_DEVICES,
     choices=("auto", "cpu", "cuda", "balanced"),
 )
