@@ -44,6 +44,9 @@ def first_night(
     from hyimg_cli.measure.first_night.night import PAGE, RECORD, Night
 
     given = ctx.params
+    if folder.is_file():
+        hint = f"name the folder of the photographs: hyimg first-night {folder.parent}"
+        raise UsageError("this is a file, not a folder", where=folder, hint=hint)
     found = [*sources([str(folder)], is_recursive=False).files.values()]
     if not found:
         raise UsageError("no photographs in this folder", where=folder, code="usage.no-manifest")

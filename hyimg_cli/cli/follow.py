@@ -28,6 +28,8 @@ from hyimg_cli.settings.config import Setting
 
 # Seconds between two looks; a file is taken if it did not change between them.
 _POLL_S = 1.0
+# Seconds in which nothing was written to a manifest, after which its last line needs no end.
+_REST_S = 10.0
 _MOST_READ = 1 << 20
 # Faults of inputs that are still empty.
 _EMPTY = ("manifest.no-pictures", "manifest.empty")
@@ -49,15 +51,22 @@ def show_followed(ctx: typer.Context, style: Style, *, again: str, retry: str) -
         report.place = shown_place(made.config.output.folder)
         return made
 
-    def found() -> RunRequest:
+    def found(*, is_growing: bool = False) -> Manifest:
         # Each look would tell again which files are skipped.
         quietly = {**given, "quiet": True}
-        return request(inputs.manifest_of(quietly, ctx.obj or (), settings))
+        return inputs.manifest_of(quietly, ctx.obj or (), settings, is_growing=is_growing)
 
     names: list[str] = given["inputs"]
-    arrivals: Arrivals = FollowedLines(request)
-    if names != ["-"]:
-        arrivals = FollowedFiles(names, found, is_recursive=bool(given["recursive"]))
+    arrivals: Arrivals
+    if names == ["-"]:
+        arrivals = FollowedLines(request)
+    elif given["prompt"] or not os.path.isfile(names[0]):
+        is_recursive = bool(given["recursive"])
+        arrivals = FollowedFiles(names, lambda: request(found()), is_recursive=is_recursive)
+    else:
+        arrivals = FollowedManifest(
+            names[0], lambda is_growing: request(found(is_growing=is_growing))
+        )
     flow = FollowedRuns(arrivals, report.show, limit=settings["time_limit"].value)
     with stoppable(flow.request_stop):
         counts = flow.run()
@@ -75,12 +84,16 @@ def _refuse(given: Mapping[str, Any], settings: Mapping[str, Setting]) -> None:
         why = "which part a job is in depends on all jobs"
     elif not given["resume"]:
         why = "finished jobs are skipped from one look to the next: remove --no-resume"
+    elif given["prompt"] and given["inputs"] == ["-"]:
+        why = "lines of standard input have their own prompts: remove --prompt"
     elif OneFile.named(given) is not None:
         why = "several results may come, and -o names one file: name a folder"
     elif any(scheme_of(name) for name in given["inputs"]):
         why = "only files on this machine are followed"
     if why:
-        raise UsageError(f"--follow cannot be used here: {why}", code="usage.follow")
+        why, _, hint = why.partition(": ")
+        what = f"--follow cannot be used here: {why}"
+        raise UsageError(what, hint=hint, code="usage.follow")
 
 
 class FollowedLines:
@@ -115,8 +128,45 @@ class FollowedLines:
             self._data, self.is_over, wait_s = self._data + found, not found, 0.0
 
 
+class FollowedManifest:
+    """A manifest that grows: a line counts when its end is written.
+
+    If nothing is written for ten seconds, the last line counts without it.
+    """
+
+    is_over = False
+
+    def __init__(self, path: str, request: Callable[[bool], RunRequest]) -> None:
+        """`request` takes whether the last line may be half written."""
+        self._path, self._request = path, request
+        self._seen: tuple[object, ...] | None = None
+        self._taken = ""
+
+    def take(self) -> RunRequest | None:
+        """Return a run of all whole lines, if some have come since the last look."""
+        if self._seen is not None:
+            time.sleep(_POLL_S)
+        before, self._seen = self._seen, self._look()
+        if self._seen == before:
+            return None
+        is_growing = bool(self._seen and self._seen[-1])
+        request = _unless_empty(lambda: self._request(is_growing))
+        if request is None or request.manifest.digest == self._taken:
+            return None
+        self._taken = request.manifest.digest
+        return request
+
+    def _look(self) -> tuple[object, ...]:
+        """Return what differs if the file was written to, and last whether it may go on now."""
+        with suppress(OSError):  # it is replaced at this moment
+            found = os.stat(self._path)
+            is_growing = time.time() - found.st_mtime < _REST_S
+            return found.st_size, found.st_mtime_ns, is_growing
+        return ()
+
+
 class FollowedFiles:
-    """A folder that fills, patterns, or a manifest that grows."""
+    """A folder that fills, or patterns."""
 
     is_over = False
 
@@ -135,12 +185,7 @@ class FollowedFiles:
         if self._seen == self._taken or self._seen != before:
             return None
         self._taken = self._seen
-        try:
-            return self._request()
-        except UsageError as error:
-            if not {one.code for one in getattr(error, "faults", (error,))} <= {*_EMPTY}:
-                raise
-            return None
+        return _unless_empty(self._request)
 
     def _files(self) -> Iterator[tuple[str, int, int]]:
         for name in self._names:
@@ -158,3 +203,15 @@ class FollowedFiles:
         with suppress(OSError):  # it was removed, or is not there yet
             found = os.stat(path)
             yield path, found.st_size, found.st_mtime_ns
+
+
+def _unless_empty(request: Callable[[], RunRequest]) -> RunRequest | None:
+    """Return the request; None if its inputs are still empty."""
+    try:
+        found = request()
+    except UsageError as error:
+        if not {one.code for one in getattr(error, "faults", (error,))} <= {*_EMPTY}:
+            raise
+        return None
+    faults = {one.code for one in found.manifest.faults}
+    return None if faults and faults <= {*_EMPTY} else found

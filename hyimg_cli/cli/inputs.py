@@ -30,11 +30,16 @@ _WITH_PROMPT = 'add a prompt: --prompt "make the background white"'
 
 
 def manifest_of(
-    given: Mapping[str, Any], words: Sequence[str], settings: Mapping[str, Setting]
+    given: Mapping[str, Any],
+    words: Sequence[str],
+    settings: Mapping[str, Setting],
+    *,
+    is_growing: bool = False,
 ) -> Manifest:
     """Return the manifest of a command line with these `words`, for a run with these settings.
 
-    Raises UsageError if no manifest is given, or if the inputs are ambiguous.
+    `is_growing`: a line of a file counts when its end is written. Raises UsageError if no manifest
+    is given, or if the inputs are ambiguous.
     """
     if given["prompt"]:
         found, prompts = pictures_and_prompts(given, words, settings)
@@ -61,7 +66,7 @@ def manifest_of(
             code="usage.no-manifest",
         )
     _refuse_pictures(names)
-    return packaged.read(names[0])
+    return packaged.read(names[0], is_growing=is_growing)
 
 
 def recorded_names(run: RunFolder) -> dict[str, str]:
@@ -168,6 +173,8 @@ def _refuse_pictures(names: Sequence[str]) -> None:
         what += "and pictures need a prompt"
         words = [name for name in names if _is_a_word(name)]
         hint = _in_quotes([name for name in names if name not in words], words) if words else hint
+        if all(name.endswith(MANIFESTS) for name in names):
+            hint = "run one after the other, or join files of one kind into one"
     elif is_pattern(names[0]):
         what = "this is a pattern for pictures, but no prompt is given"
     elif is_picture_name(names[0]) and not os.path.isdir(names[0]):

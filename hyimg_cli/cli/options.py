@@ -219,7 +219,7 @@ def run_command(command: Callable[[typer.Context], None]) -> Callable[..., None]
         retry_failed: bool = switch("Run failed jobs again.", "--retry-failed", is_basic=True),
         force: bool = FORCE,
         follow: bool = switch(
-            "Wait for more pictures or lines, and run them as they come.", "--follow"
+            "Wait for more pictures or lines, and run them.", "--follow", is_basic=True
         ),
         dry_run: bool = switch("Show the plan, as hyimg plan does, and exit.", "--dry-run"),
         select: list[str] | None = SELECT,

@@ -235,10 +235,38 @@ COMMANDS = {
     **dict.fromkeys(("resume", "continue", "retry", "rerun"), "status"),
     **dict.fromkeys(("version",), "--version"),
     **dict.fromkeys(("help", "man", "usage"), "--help"),
+    **dict.fromkeys(("download", "fetch", "install", "get"), "pull"),
 }
 
 # Words for the end of a run, which needs no command.
 ENDS = ("stop", "cancel", "kill", "abort", "pause", "quit")
+
+# Words for what no command does, with the place where it is done.
+NO_COMMANDS = {
+    **dict.fromkeys(
+        ("config", "configure", "settings", "init", "setup"),
+        "put settings into hyimg.toml, here or in ~/.config; hyimg schema recipe prints its schema",
+    ),
+    **dict.fromkeys(
+        ("login", "auth", "token"), "put the token of the hub into the variable HF_TOKEN"
+    ),
+    **dict.fromkeys(
+        ("models", "model"), "docs/gpus.md lists models by GPU; hyimg pull MODEL fetches one"
+    ),
+    **dict.fromkeys(("update", "upgrade"), "update it as you installed it, with pip or uv"),
+    **dict.fromkeys(
+        ("upscale", "enlarge"),
+        "hyimg has no upscaling; --size selects one of the model's sizes",
+    ),
+    **dict.fromkeys(
+        ("train", "finetune", "lora"),
+        "hyimg has no training; hyimg export writes a dataset, and --lora takes what was trained",
+    ),
+    **dict.fromkeys(
+        ("webui", "gui", "studio"),
+        "hyimg has no editor; hyimg report writes a page of a run, and hyimg serve answers clients",
+    ),
+}
 
 # The same for `hyimg cache`.
 OF_THE_CACHE = {

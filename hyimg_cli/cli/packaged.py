@@ -10,14 +10,17 @@ from hyimg_cli.mistyped import nearest_path
 from hyimg_cli.settings.values import nearest
 
 
-def read(name: str) -> Manifest:
-    """Read the manifest that a command line names: a file, `-` for stdin, or a packaged one."""
+def read(name: str, *, is_growing: bool = False) -> Manifest:
+    """Read the manifest that a command line names: a file, `-` for stdin, or a packaged one.
+
+    `is_growing`: see `read_manifest`.
+    """
     path = Path(name)
     if name == "-":
         return read_manifest("-")
     is_file = os.path.exists(path) and not os.path.isdir(path)
     if is_file or path.suffix or path.name != name:
-        return read_manifest(path)
+        return read_manifest(path, is_growing=is_growing)
     packaged = folder("recipes") / f"{name}.jsonl"
     if not packaged.is_file():
         close = nearest(name, names(), 0.75)

@@ -40,11 +40,13 @@ def read_recipe(path: Path, *, is_named: bool = True, title: str = "") -> dict[s
         tables = tomllib.loads(text_of(path, SETTINGS_BYTES, encoding="utf-8-sig", or_stream=True))
     except OSError as error:
         what = f"the recipe cannot be read: {error.strerror}"
-        raise RecipeError(what, where=path, code="recipe.unreadable") from None
+        hint = "give the path of a .toml file"
+        raise RecipeError(what, where=path, hint=hint, code="recipe.unreadable") from None
     # Also for bytes that are not UTF-8, numbers with too many digits, and too many brackets.
     except (ValueError, RecursionError) as error:
         what = f"not valid TOML: {error}"
-        raise RecipeError(what, where=title, code="recipe.not-toml") from None
+        hint = 'write settings below their table, and texts in quotes: time_limit = "8h"'
+        raise RecipeError(what, where=title, hint=hint, code="recipe.not-toml") from None
     settings: dict[str, Any] = {}
     for table, entries in tables.items():
         if table not in TABLES or not isinstance(entries, dict):

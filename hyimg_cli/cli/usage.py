@@ -83,7 +83,7 @@ def _for_no_command(arguments: Sequence[str]) -> str:
         return f"run {shlex.join(['hyimg', meant, *(others or example)])}".replace("'", '"')
     if word.lower() in other_words.ENDS:
         return "press Ctrl-C where the run works, or send it SIGTERM; the same command resumes"
-    if meant := pasted.hint_of_dashes(word):
+    if meant := other_words.NO_COMMANDS.get(word.lower()) or pasted.hint_of_dashes(word):
         return meant
     if close := other_words.misspelt(word, ("--help", "--version")) if word[:2] == "--" else ():
         return f"did you mean {close[0]}?"

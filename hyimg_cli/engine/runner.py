@@ -12,7 +12,7 @@ from hyimg_cli.engine.chains import refuse_links
 from hyimg_cli.errors import HyimgError, JobError, ManifestError, UsageError
 from hyimg_cli.journal.edit_counts import EditCounts
 from hyimg_cli.journal.resume import ResumePolicy
-from hyimg_cli.journal.selection import LEFT, Chosen, Facts, chosen, facts_in
+from hyimg_cli.journal.selection import LEFT, STATES, Chosen, Facts, chosen, facts_in
 from hyimg_cli.manifest import planner
 from hyimg_cli.manifest.chains import links_of, unbroken
 from hyimg_cli.manifest.line import fault
@@ -57,6 +57,9 @@ class Selection:
         found = [job for job in jobs if named.takes(job.custom_id)]
         if jobs and not found:
             hint = f"the first id is {jobs[0].custom_id!r}; * matches anything"
+            statuses = [name for name in self.asked.patterns if name in STATES]
+            if statuses:
+                hint = f"did you mean --select status={statuses[0]}? {hint}"
             patterns = " ".join(map(repr, self.asked.patterns))
             raise UsageError(
                 f"--select {patterns} matches none of {counted(len(jobs), 'job')}", hint=hint

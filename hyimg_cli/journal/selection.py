@@ -32,7 +32,7 @@ _SIGNS: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
 }
 _EQUAL, _SCORE = ("=", "==", "!="), "score."
-_STATES = ("done", "failed", "left")
+STATES = ("done", "failed", "left")
 # Facts of a job that has no result.
 LEFT: Facts = {"status": "left", "attempt": 0, "warnings": 0}
 # What can be compared, with what it is.
@@ -138,8 +138,8 @@ def _condition(text: str, name: str, sign: str, value: str) -> Condition:
         raise UsageError(fault, hint=guess + _HINT, code="usage.select")
     if name in TEXTS:
         hint = f"write {name}=… or {name}!=…"
-        if name == "status" and not all(one.strip() in _STATES for one in value.split(",")):
-            sign, hint = "", f"write status={', status='.join(_STATES)}"
+        if name == "status" and not all(one.strip() in STATES for one in value.split(",")):
+            sign, hint = "", f"write status={', status='.join(STATES)}"
         if sign not in _EQUAL or not value:
             raise UsageError(fault, hint=hint, code="usage.select")
         return Condition(name, sign, value)

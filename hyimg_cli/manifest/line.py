@@ -113,6 +113,10 @@ def _not_a_field(key: str, value: Any) -> tuple[str, str]:
             hint = f"set it for the whole run: {SETTINGS[meant].flag}"
     elif close := nearest(key, BY_NAME):
         hint = f'did you mean "{close}"?'
+    elif isinstance(value, dict) and "class_type" in value:
+        hint = "this is a workflow of ComfyUI, which is not read: write a prompt and images"
+    elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+        hint = f"write each object of its list on a line of its own: jq -c '.{key}[]' FILE"
     return f"{shown(key)} is not a field", hint
 
 

@@ -68,11 +68,14 @@ class Manifest:
     bad_ids: Mapping[int, str] = field(default_factory=dict)
 
 
-def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Manifest:
+def read_manifest(
+    path: Path | Literal["-"], stdin: TextIO | None = None, *, is_growing: bool = False
+) -> Manifest:
     """Read the lines and faults of a manifest file, or of `-` (JSONL).
 
-    JSONL; `.csv` or `.tsv` with one job per row; `.txt` with one prompt per line. Raises UsageError
-    only if the file cannot be read; its contents never raise.
+    JSONL; `.csv` or `.tsv` with one job per row; `.txt` with one prompt per line. `is_growing`:
+    without a last line whose end is not written yet. Raises UsageError only if the file cannot be
+    read; its contents never raise.
     """
     where = Path("stdin" if path == "-" else path)
     hint = _HINT
@@ -81,6 +84,7 @@ def read_manifest(path: Path | Literal["-"], stdin: TextIO | None = None) -> Man
             data = _bytes_of(stdin or sys.stdin)
         else:
             data = bytes_of(where, MANIFEST_BYTES, or_stream=True)
+            data = data[: data.rfind(b"\n") + 1] if is_growing else data
     except (FileNotFoundError, NotADirectoryError):
         slug, what, hint = "missing", "manifest not found", nearest_path(str(path)) or _HINT
         if where.is_symlink():

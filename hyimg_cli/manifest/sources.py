@@ -23,6 +23,7 @@ from hyimg_cli.spec.units import names_text
 
 _OF_A_RUN = ("results.jsonl", "manifest.resolved.jsonl")
 _NAMED = 3
+_MISSING = "give a folder, files or a quoted pattern"
 # What the name of a mask next to its picture adds to the picture's.
 _MASK = ".mask"
 # Folders that NAS boxes, Windows, macOS and photo programs keep among pictures: thumbnails, deleted
@@ -177,7 +178,7 @@ class _Search:
             hint = 'write one: {"prompt": "…", "images": ["ADDRESS"]}'
             self._refuse("pictures at an address need a manifest", name, hint)
         elif not name or "\0" in name or not os.path.lexists(name):
-            hint = self.if_missing.get(name) or nearest_path(name)
+            hint = self.if_missing.get(name) or nearest_path(name) or _MISSING
             self._refuse("file or folder not found", name or '""', hint)
         else:
             self._add_file(name)

@@ -17,6 +17,7 @@ from hyimg_cli.files import TABLE_BYTES, json_of, text_of
 from hyimg_cli.journal.journal import RESULTS, RunFolder
 from hyimg_cli.journal.past_run import output_files
 from hyimg_cli.media.frames import VIDEO_SUFFIXES
+from hyimg_cli.mistyped import nearest_path
 from hyimg_cli.settings.name_template import files_in_order, fold_name
 from hyimg_cli.spec.units import listed
 
@@ -80,7 +81,8 @@ def find_pairs(
     for path in (a, *([] if b is None else [b])):
         _refuse_address(path)
         if not os.path.exists(path):
-            raise _fault("file or folder not found", path, slug="missing")
+            hint = nearest_path(str(path)) or "give two files, two folders or two runs"
+            raise _fault("file or folder not found", path, hint, slug="missing")
     if b is None:
         raise _fault("it needs another to compare with", a, "give a second file or folder")
     pairing = _two_sided(a, b, as_video)

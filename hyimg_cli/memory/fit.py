@@ -183,7 +183,8 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     for flags, one in _alternatives(jobs, config, there.gpus):
         needed = need(model, jobs, one)
         if flags and fits(needed, there):
-            return "; ".join([*hints, f"{flags} would fit with {bytes_text(needed.total)}"])
+            fitting = f"{flags} would fit with {bytes_text(needed.total)}"
+            return "; ".join([*hints, fitting, *_too_narrow(jobs, one, there)])
         if not flags or there.main is None or needed.waiting <= there.main:
             held[flags] = needed
     own, takes_turns = held[""], any(is_latent(job, config) for job in jobs)
@@ -202,6 +203,24 @@ def remedy(model: str, jobs: Sequence[Job], config: RunConfig, there: AvailableM
     elif not takes_turns and precision(config.model)[0] == "cuda":
         hints.append("split it over more GPUs with --tensor-parallel-size or --device balanced")
     return "; ".join(hints)
+
+
+def _too_narrow(jobs: Sequence[Job], config: RunConfig, there: AvailableMemory) -> Iterator[str]:
+    """Yield what is short although the weights fit: the largest moment of the smallest job."""
+    networks = _networks_of(jobs[0], config) if jobs else None
+    if networks is None:
+        return
+    largest = (
+        max(needs_of(job, networks, config).items(), key=lambda moment: moment[1].total)
+        for job in jobs
+    )
+    moment, needed = min(largest, key=lambda found: found[1].total)
+    if needed.total > there.free:
+        what = f"one job needs about {bytes_text(needed.total)}"
+        if moment == "decode":
+            yield f"{what} to decode, or is decoded in smaller tiles, which changes pixels"
+        elif moment == "denoise":
+            yield f"{what} in a step: use a smaller size"
 
 
 def cards_for(job: Job, networks: Networks, config: RunConfig) -> dict[str, str | None]:

@@ -6,6 +6,7 @@ A family is a folder next to this file with a record in it. Here it only needs i
 
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib import import_module
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 # In the order in which they are asked. A folder of no family counts as the last family of its kind,
 # whose error names what is missing.
+# The page of a model on the hub, as a browser shows it.
+_HUB_PAGE = re.compile(r"https?://[\w.]*huggingface\.co/([\w.-]+/[\w.-]+)(?:/.*)?$")
 _BUILT_IN = (
     *("bagel", "lingbot_world", "diffusers_image", "diffusers_image.rewriter", "hunyuan_image3"),
     "diffusers_video",
@@ -88,6 +91,8 @@ def resolve_model(
             hint = f"did you mean {' or '.join(ids)}? Or give the path of a downloaded checkpoint"
         elif near := nearest_path(folder):
             hint = near
+        if page := _HUB_PAGE.match(model):
+            hint = f"give its id alone: {page[1]}"
         what = f"checkpoint folder not found: {model}"
         raise CheckpointError(what, hint=hint, code="checkpoint.missing")
     return fetching.fetch(model, revision, _family, with_weights=with_weights, without=without)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import time
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
@@ -361,22 +362,35 @@ FINISHED_RUN = _folder_kind(
 )
 RUN_FOLDER = _folder_kind(f"(?!(?:{NO_STORE}):/){WRITTEN}")
 # Its unit is written: seconds are meant by one tool, and minutes by another.
-DURATION = pattern_kind(
+_DURATION = pattern_kind(
     r"none|(?=.)(?:([0-9]{1,4})d)?(?:([0-9]{1,5})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,8})s)?"
     r"|([0-9]{1,5}):([0-5][0-9]):([0-5][0-9])",
     "is not a time",
     "write hours, minutes or seconds: 8h, 90m, 1h30m, 45s",
     lambda text: None if text[0] == "none" else text[0],
     metavar="time",
-    allowed="such as 8h, 90m or 45s",
+    allowed="such as 8h or 90m",
+    choices=("30m", "2h", "8h"),
 )
-SHARE = pattern_kind(
+# In TOML, 01:30:00 without quotes is a time of day.
+DURATION = replace(
+    _DURATION,
+    read=lambda value: _DURATION.read(value.isoformat() if isinstance(value, time) else value),
+)
+_SHARE = pattern_kind(
     r"none|([1-9][0-9]?|100)%|[1-9][0-9]{0,6}",
     "is neither a share nor a number of jobs",
     "write a share of the jobs, such as 10%, or a number, such as 30",
     lambda text: None if text[0] == "none" else text[0],
     metavar="share",
     allowed="such as 10% or 30",
+    choices=("10%", "30"),
+)
+# In TOML, a number of jobs needs no quotes.
+SHARE = replace(
+    _SHARE,
+    read=lambda value: _SHARE.read(str(value) if type(value) is int else value),
+    schema={"anyOf": [_SHARE.schema, {"type": "integer", "minimum": 1, "maximum": 9_999_999}]},
 )
 NAMES = Kind(
     _names,
@@ -398,7 +412,7 @@ CUSTOM_ID = pattern_kind(ID_PATTERN, "cannot name a job", _ID_HINT, slug="bad-id
 DEVICE = pattern_kind(
     r"auto|cpu|cuda(:(0|[1-9][0-9]?))?|balanced",
     "is not a device",
-    f"allowed: {_DEVICES}",
+    f"allowed: {_DEVICES}; a GPU is cuda, and CUDA_VISIBLE_DEVICES=0,1 chooses several",
     allowed=_DEVICES,
     choices=("auto", "cpu", "cuda", "balanced"),
 )

@@ -562,14 +562,12 @@ class FailurePolicy:
     max_consecutive_errors: Annotated[int, Interval(ge=0, le=1_000_000)] = _run(
         20, "Stop after this many errors in a row, not counting unreadable sources; 0 never stops."
     )
-    halt: Annotated[str, SHARE] | None = _run(
-        None, "Stop when this share, or this number, of the jobs to run has failed."
-    )
+    halt: Annotated[str, SHARE] | None = _run(None, "Stop when so many jobs failed.", is_basic=True)
     time_limit: Annotated[str, DURATION] | None = _run(
-        None, "Stop in order after this time, as Ctrl-C does; the same command resumes."
+        None, "Stop in order after this time.", is_basic=True
     )
     job_timeout: Annotated[str, DURATION] | None = _run(
-        None, "Fail a job that works longer than this, checked after each step."
+        None, "Fail a job that works longer.", is_basic=True
     )
     max_retries: Annotated[int, Interval(ge=0, le=100)] = _run(
         0, "Retry a job up to this many times after a failure that may be temporary."

@@ -75,6 +75,10 @@ def test_every_shell_is_told_flags_and_their_values(
 ) -> None:
     assert complete("hyimg generate --num", shell) == ["--num-inference-steps", "--num-frames"]
     assert complete("hyimg generate --bot-task th", shell) == ["think", "think_recaption"]
+    for flag in ("--follow", "--time-limit", "--job-timeout", "--halt", "--no-auto-fit"):
+        assert flag in complete(f"hyimg generate {flag[:5]}", shell)
+    assert complete("hyimg generate x --select status=f", shell) == ["status=failed"]
+    assert complete("hyimg explain job.ti", shell) == ["job.timeout"]
 
 
 @pytest.mark.parametrize("command", ["generate", "check", "plan"])
@@ -83,6 +87,7 @@ def test_what_a_setting_may_be_is_completed(
 ) -> None:
     rows = [row for row in SETTINGS.values() if row.panel and row.kind.choices]
     assert {"bot_task", "quantization", "device", "dtype", "frames"} <= {row.name for row in rows}
+    assert {"halt", "time_limit", "job_timeout"} <= {row.name for row in rows}
     for row in rows:
         flag = row.spelled[-1]
         assert complete(f"hyimg {command} x {flag} ") == list(row.kind.choices), row.name
@@ -137,6 +142,7 @@ def hyimg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("line", "offered"),
     [
         ("hyimg bench --compare pre", {"prefix-sharing", "prewarm"}),
+        ("hyimg explain job.ti", {"job.timeout"}),
     ],
 )
 def test_in_the_shell_itself(shell: str, line: str, offered: set[str]) -> None:

@@ -124,6 +124,33 @@ def test_a_manifest_that_grows(run_cli: Run, fake_session: Any, tmp_path: Path) 
     assert (ran.code, fake_session.ran) == (1, ["a", "b"])
 
 
+def test_a_line_of_a_manifest_counts_when_its_end_is_written(
+    run_cli: Run,
+    fake_session: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    read_lines: Any,
+) -> None:
+    """While it is written to without a pause; the last one needs none once nothing more comes."""
+    monkeypatch.setattr(follow, "_REST_S", 0.5)
+    path = tmp_path / "jobs.jsonl"
+    whole = "".join(LINE.format(name, "x") for name in "abcdefgh").rstrip()
+    path.write_text(whole[:5])
+
+    def write() -> None:
+        for at in range(5, len(whole), 7):
+            time.sleep(0.02)
+            with path.open("a") as file:
+                file.write(whole[at : at + 7])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    ran = run_cli("generate", path, "-o", "out", "--no-report", "--follow", "--time-limit", "3s")
+    writer.join()
+    assert (ran.code, fake_session.ran) == (0, [*"abcdefgh"]), ran.err
+    assert {one["status"] for one in read_lines(tmp_path / "out/results.jsonl")} == {"done"}
+
+
 def test_so_many_failures_end_it_in_whichever_round(
     run_cli: Run, fake_session: Any, tmp_path: Path
 ) -> None:

@@ -1,9 +1,14 @@
 """The recipes for edit benchmarks, each as a command, with a stand-in for the judge."""
 
+import base64
+import hashlib
 import importlib.util
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -301,6 +306,81 @@ def test_the_number_is_that_of_the_official_scripts_on_our_folder(lab: Any, tmp_
     recipe("number.py", "write", "out", "--list", "GEdit-Bench", "-o", "again.json")
     again = json.loads(Path("again.json").read_text())
     assert again | {"written": ""} == record | {"written": ""}
+
+
+class Marks(BaseHTTPRequestHandler):
+    """Two marks by the pictures alone, whatever the words around them: of SC, or of PQ."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        parts = [part for one in body["messages"] for part in one["content"]]
+        seen = b""
+        for part in parts:
+            if part["type"] == "image_url":
+                data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+                with Image.open(io.BytesIO(data)) as picture:
+                    seen += picture.convert("RGB").tobytes()
+        first, second, *_ = hashlib.sha256(seen).digest()
+        marks = {"score": [first % 11, second % 11], "reasoning": "seen"}
+        answer = {"model": "judge-1", "choices": [{"message": {"content": json.dumps(marks)}}]}
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        return None
+
+
+# The groups of our list in place of the benchmark's, and the script's two commands after it.
+OMNI = """
+import sys
+from benchmarks.accuracy.image_to_image import gedit_bench as script
+script.GROUPS[:] = sys.argv[1].split(",")
+name, data, url = sys.argv[2:]
+given = ["--dataset-ref", data, "--output-root", "official", "--model-name", name]
+judge = ["--judge-base-url", url, "--judge-model", "m", "--judge-api-key", "EMPTY"]
+sys.exit(
+    script.main(["evaluate", *given, "--save-dir", "marks", *judge])
+    or script.main(["summarize", "--csv-path", f"marks/{name}_all_all_vie_score.csv"])
+)
+"""
+
+
+def test_vllm_omnis_script_gives_our_number_on_our_folder(
+    lab: Any, gedit: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `evaluate` and `summarize` as published, with a judge that sees pictures only."""
+    omni = Path(os.environ.get("VLLM_OMNI", "nowhere"))
+    if not (omni / "benchmarks/accuracy/image_to_image/gedit_bench.py").is_file():
+        pytest.skip("VLLM_OMNI does not name a source distribution of vllm-omni, unpacked")
+    server = serve(Marks)
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    monkeypatch.setenv("HYIMG_JUDGE_URL", url)
+    ran = lab("viescore.prepare=files", repeat=1)
+    assert ran.code == 0, ran.err
+    recipe("number.py", "layout", "out", "-o", "official/hyimg")
+    recipe("number.py", "write", "out", "--list", "GEdit-Bench", "-o", "benchmark.json")
+    ours = json.loads(Path("benchmark.json").read_text())["values"]
+    theirs = subprocess.run(
+        [sys.executable, "-c", OMNI, ",".join(GROUPS), "hyimg", str(gedit), url],
+        env=os.environ | {"PYTHONPATH": str(omni), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert theirs.returncode == 0, theirs.stderr
+    (path,) = Path("marks").glob("*_summary.json")
+    found = json.loads(path.read_text())["languages"]
+    for language in ("en", "cn"):
+        overall = found[language]["overall"]
+        assert overall["count"] == 7
+        names = {"Q_SC": "viescore.SC", "Q_PQ": "viescore.PQ", "Q_O": "viescore"}
+        assert {name: overall[name] for name in names} == pytest.approx(
+            {name: ours[language][of]["left_out"]["macro"]["mean"] for name, of in names.items()},
+            abs=1e-9,
+        )
 
 
 def test_a_claim_is_checked_with_the_limit_of_two_runs(lab: Any) -> None:

@@ -136,9 +136,13 @@ def test_the_record_has_no_path_name_or_prompt(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["", "klein"])
-def test_a_night_on_a_tiny_checkpoint(tmp_path: Path, run_cli: Any, kind: str) -> None:
+def test_a_night_on_a_tiny_checkpoint(
+    tmp_path: Path, run_cli: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Whole: with processes, kills, and the library's own pipeline where it has one."""
     pytest.importorskip("diffusers", reason="diffusers is not installed")
+    # Each of its 15 processes would read the libraries' source again, for 10 s.
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     from tiny_editors import write
 
     model = ["--model", str(write(tmp_path / "model", kind))] if kind else []

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from conftest import thorough_but
-from fake_gpu.table import launches_a_layer, lines, problems, rows, uncompiled, ungrouped
+from fake_gpu.table import launches_a_layer, lines, peaks, problems, rows, uncompiled, ungrouped
 
+from hyimg_cli.journal.keys import key_of
+from hyimg_cli.memory.available import AvailableMemory
+from hyimg_cli.memory.fit import check_fit
 from hyimg_cli.models import registry
 
 ROWS = {(row["family"], row["name"], row["offload"]): row for row in rows()}
@@ -19,6 +22,10 @@ QUICK = [
     ("films", "Wan2.2-TI2V-5B", "none"),
     ("editors", "Tongyi-MAI/Z-Image-Turbo", "group"),
 ]
+# One job alone, without an offload that is asked for.
+MODELS = [key[:2] for key in LATENT if key[2] == "none" and " x " not in key[1]]
+# Sizes of cards, in GB.
+CARDS = (12, 16, 24, 48, 80)
 PAGE = Path(__file__).parents[2] / "benchmarks" / "README.md"
 # A prompt rewriter makes nothing by itself.
 MAKERS = [one for one in registry.families() if not one.helps]
@@ -69,6 +76,58 @@ def test_every_offload_of_every_family_is_traced_or_says_why_not() -> None:
 def test_the_page_has_the_table() -> None:
     page = PAGE.read_text()
     assert [line for line in lines() if line not in page] == []
+
+
+def taken_by_cards(folder: Path, family: str, name: str) -> dict[int, str]:
+    """The offload that a run takes by itself on a card of each size; "" where it is refused."""
+    made: Any = import_module(f"fake_gpu.{family}").prepared(folder, name, "none")
+    job, taken = made.jobs[0], dict[int, str]()
+    for gb in CARDS:
+        there = AvailableMemory(gb * 10**9, "cuda:0", main=512 * 10**9)
+        found = check_fit(job.model, [job], made.config, there)
+        assert key_of(job, [], found.config) == key_of(job, [], made.config), "the same pixels"
+        taken[gb] = found.config.model.cpu_offload if found.is_enough else ""
+        assert found.is_enough or "would fit with" in found.remedy or "fewer frames" in found.remedy
+    return taken
+
+
+@pytest.mark.parametrize("model", thorough_but([one[:2] for one in QUICK], MODELS), ids=" ".join)
+def test_what_a_card_takes_by_itself_fits_by_the_plan_and_by_the_trace(
+    tmp_path: Path, model: tuple[str, str]
+) -> None:
+    """And nothing that is faster does, by the plan."""
+    pytest.importorskip("diffusers", reason="diffusers is not installed")
+    family, name = model
+    for gb, offload in taken_by_cards(tmp_path, *model).items():
+        free = gb * 10**9
+        if offload:
+            row = ROWS[family, name, offload]
+            assert max(peaks(row).values()) <= max(row["planned"].values()) <= free
+            if offload != "none":
+                plain = ROWS[family, name, "none"]["planned"]
+                assert max(plain.values()) > 0.85 * free, "it would have fit without"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("model", MODELS, ids=" ".join)
+def test_a_run_on_a_card_of_that_size_takes_it(tmp_path: Path, model: tuple[str, str]) -> None:
+    """The product's own run on a fake GPU: nothing but its size decides, and it holds the peak."""
+    from fake_gpu.trace import traced
+
+    family, name = model
+    smallest = dict[str, int]()
+    for gb, offload in taken_by_cards(tmp_path, *model).items():
+        smallest.setdefault(offload, gb)
+    for refused_or_as_traced in ("", "none"):
+        smallest.pop(refused_or_as_traced, None)
+    for offload, gb in smallest.items():
+        found = traced(family, name, "none", gb)
+        expected = {
+            stage: kept["peak"] for stage, kept in ROWS[family, name, offload]["stages"].items()
+        }
+        peak = {stage: found.stages[stage].peak for stage in expected}
+        assert peak == pytest.approx(expected, rel=0.01), (gb, offload)
+        assert max(peak.values()) <= gb * 10**9
 
 
 @pytest.mark.thorough

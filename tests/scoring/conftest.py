@@ -131,10 +131,20 @@ class Endpoint(ThreadingHTTPServer):
         self.model, self.slow_s = "qwen-2026-01", 0.0
         # Seconds before each answer.
         self.every_s = 0.0
+        # From which call on it is another model, and which.
+        self.renamed: tuple[int, str] | None = None
+        self._count, self._lock = 0, threading.Lock()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def model_now(self) -> str:
+        """Count a call, and return what it says that it is."""
+        with self._lock:
+            self._count += 1
+            is_renamed = self.renamed is not None and self._count > self.renamed[0]
+        return self.renamed[1] if is_renamed and self.renamed else self.model
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -159,7 +169,11 @@ class _Handler(BaseHTTPRequestHandler):
             choice = {"message": {"content": None, "refusal": "I cannot"}}
         if prompt == "filtered":
             choice = {"message": {"content": ""}, "finish_reason": "content_filter"}
-        answer = {"choices": [choice], "model": self.server.model, "system_fingerprint": "fp_1"}
+        answer = {
+            "choices": [choice],
+            "model": self.server.model_now(),
+            "system_fingerprint": "fp_1",
+        }
         if prompt == "400 jailbreak":
             code, answer = 400, {"error": {"code": "content_filter", "message": "jailbreak"}}
         time.sleep(self.server.slow_s if prompt == "slow" else self.server.every_s)

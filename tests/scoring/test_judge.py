@@ -1,11 +1,14 @@
 """The judge at an endpoint that is busy, broken, chatty or wrong."""
 
+import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from asked_scorers import in_order
+from made_runs import made_run
 
 from hyimg_cli.errors import MachineError, UsageError
 from hyimg_cli.scoring import endpoint as endpoint_of
@@ -174,3 +177,43 @@ def test_a_rubric_without_the_marks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not ask for quality") as refused:
         scorers_of(config)
     assert refused.value.code == "usage.rubric"
+
+
+@pytest.mark.thorough
+def test_a_judge_that_is_another_model_from_a_call_on_is_told_with_both_counts(
+    endpoint: Any, tmp_path: Path, run_cli: Any
+) -> None:
+    """Behind the same name and address, in one run of `hyimg score`: of 400 calls the last 100."""
+    jobs = [
+        {"custom_id": f"job-{n}", "prompt": f"number {n}", "colour": (n, 0, 0)} for n in range(100)
+    ]
+    made_run(tmp_path / "out", jobs)
+    endpoint.renamed = (300, "qwen-2026-02")
+    words = ("out", "--score", "judge:qwen", "--judge-url", endpoint.url, "--repeat", "4")
+    ran = run_cli("score", *words)
+    changed = "model is not the same for all scores: qwen-2026-01 (300), qwen-2026-02 (100)"
+    assert f"warning: judge: {changed}" in ran.err
+    compared = run_cli("eval", "scores", "out")
+    assert (compared.code, changed in compared.out) == (1, True)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_a_judge_that_thinks_for_a_minute_is_asked_once(
+    endpoint: Any, tmp_path: Path, run_cli: Any
+) -> None:
+    """With the limit that `hyimg score` has by default; the others are recorded meanwhile."""
+    jobs = [{"custom_id": name, "prompt": name} for name in ("slow", "good", "prose")]
+    out = made_run(tmp_path / "out", [job | {"colour": (n, 0, 0)} for n, job in enumerate(jobs)])
+    endpoint.slow_s = 61.0
+    began = time.monotonic()
+    ran = run_cli("score", "out", "--score", "judge:qwen", "--judge-url", endpoint.url)
+    assert time.monotonic() - began > endpoint.slow_s
+    lines = [json.loads(line) for line in (out / "scores.jsonl").read_text().splitlines()]
+    values = [line["value"] for line in lines if "key" in line]
+    assert sorted(values, key=str) == [7, 7, None], ran.err
+    assert {name: len(asked) for name, asked in endpoint.asked.items()} == {
+        "slow": 1,
+        "good": 1,
+        "prose": 1,
+    }

@@ -190,3 +190,43 @@ def test_a_killed_judge_asks_for_nothing_that_was_answered(endpoint: Any, tmp_pa
     assert killed >= kills // 2
     assert asked == {job["prompt"]: repeats for job in jobs}
     assert not [*out.glob(".*.replies")]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_drawing_that_is_killed_asks_a_judge_for_nothing_twice(
+    endpoint: Any, tmp_path: Path
+) -> None:
+    """Of `generate --repeat`: each candidate that was drawn has each of its scores, asked once."""
+    rng, kills, repeats, candidates = random.Random(3), 20, 3, 4
+    lines = [{"custom_id": f"job-{n}", "prompt": f"number {n}", **DRAW} for n in range(15)]
+    (tmp_path / "jobs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = ("generate", "jobs.jsonl", "-o", "out", "--n", str(candidates), "--no-report", "-q")
+    words += ("--score", "judge:m", "--judge-url", endpoint.url, "--repeat", str(repeats))
+    endpoint.every_s = 0.1
+    scores, results = tmp_path / "out/scores.jsonl", tmp_path / "out/results.jsonl"
+
+    def count() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in (scores, results) if path.exists())
+
+    killed = 0
+    for _ in range(kills):
+        until = count() + rng.randint(1, 12)
+        with start(tmp_path, *words) as process:
+            while process.poll() is None and count() < until:
+                time.sleep(0.005)
+            killed += process.poll() is None
+            process.send_signal(signal.SIGKILL)
+    with start(tmp_path, *words) as process:
+        assert process.wait() == 0
+    drawn = [json.loads(line) for line in results.read_text().splitlines()]
+    names = Counter(line["custom_id"] for line in drawn if line["status"] == "done")
+    found = [json.loads(line) for line in scores.read_text().splitlines()]
+    keys = Counter(line["key"] for line in found if "key" in line)
+    asked = {prompt: len(bodies) for prompt, bodies in endpoint.asked.items()}
+    said = f"{killed} kills, {len(names)} drawn, {sum(asked.values())} asked for {len(keys)} scores"
+    sys.stdout.write(f"{said}\n")
+    assert (len(names), max(names.values())) == (len(lines) * candidates, 1)
+    assert (len(keys), max(keys.values())) == (len(lines) * candidates * repeats, 1)
+    assert asked == {line["prompt"]: candidates * repeats for line in lines}
+    assert killed >= kills // 2
