@@ -377,6 +377,7 @@ class JobStarted:
 class Progress:
     """Progress of a job in a phase: `done` of `total` tokens or denoise steps, 0 if unknown.
 
+    `answer`: of a job that streams, its answer as far as it is written.
     The phase `embed` belongs to no job: it counts the plan's prompts or start pictures.
     """
 
@@ -384,6 +385,7 @@ class Progress:
     phase: str
     done: int = 0
     total: int = 0
+    answer: str = ""
 
 
 @dataclass(frozen=True)
