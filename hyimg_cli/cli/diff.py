@@ -1,4 +1,4 @@
-"""`hyimg diff`: show which settings, versions and pictures of two runs differ."""
+"""`hyimg diff`: show which settings, versions, pictures and answers of two runs differ."""
 
 import shlex
 from collections import Counter
@@ -23,10 +23,10 @@ _OTHER = typer.Argument(metavar="RUN", parser=o.place, help="The run to compare 
 
 
 def diff(first: Path = _RUN, second: Path = _OTHER, as_json: bool = o.AS_JSON) -> None:
-    """Show which settings, versions and pictures of two runs differ.
+    """Show which settings, versions, pictures and answers of two runs differ.
 
     Pictures are compared by the digest of their pixels; hyimg eval measures how much they differ.
-    The exit code is 1 if the jobs or their pixels differ.
+    The exit code is 1 if the jobs, their pixels or their answers differ.
     """
     found = diff_runs(first, second)
     if as_json:
@@ -52,7 +52,7 @@ def _lines(found: RunDiff, first: str, second: str) -> Iterator[str]:
         else:
             yield f"{title}: equal"
     total = found.equal + len(found.jobs)
-    yield f"jobs: {found.equal:,} of {total:,} equal (status and pixels)"
+    yield f"jobs: {found.equal:,} of {total:,} equal (status, and pixels or answer)"
     for name, count in Counter(field for job in found.jobs for field in job.fields).most_common(3):
         yield f"  {name} differs in {counted(count, 'job')}"
     if unexplained := sum(_is_unexplained(job) for job in found.jobs):
@@ -65,7 +65,7 @@ def _lines(found: RunDiff, first: str, second: str) -> Iterator[str]:
         if names:
             listed = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
             yield f"only in {place}: {counted(len(names), 'job')} ({listed})"
-    if any(job.status == ("done", "done") for job in found.jobs):
+    if any(job.status == ("done", "done") and not job.answers for job in found.jobs):
         yield f"to measure by how much: {shlex.join(['hyimg', 'eval', 'psnr', first, second])}"
 
 
@@ -78,7 +78,10 @@ def _described(job: JobDiff) -> str:
         return f"{job.status[0]} -> {job.status[1]}"
     fields = [f"{name} {_value(a)} -> {_value(b)}" for name, (a, b) in job.fields.items()]
     more = [f"{len(fields) - 2} more"] if len(fields) > 2 else []
-    return ", ".join(["pixels differ", *fields[:2], *more])
+    what = "pixels differ"
+    if job.answers:
+        what = "answer {} -> {}".format(*(shown(one, _WIDTH) for one in job.answers))
+    return ", ".join([what, *fields[:2], *more])
 
 
 def _pairs(values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:

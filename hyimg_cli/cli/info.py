@@ -11,27 +11,30 @@ from hyimg_cli.addresses import shown_place
 from hyimg_cli.cli import options as o
 from hyimg_cli.cli import render
 from hyimg_cli.errors import HyimgError, UsageError
+from hyimg_cli.measure.replay.records import Records
 from hyimg_cli.media.carried import history_of_file
 from hyimg_cli.media.history import History
 from hyimg_cli.media.metadata import CHAIN
-from hyimg_cli.media.recorded import Described, read_described
+from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.spec.job import FORMATS, Encoding
 
 
 def info(
     files: list[Path] = typer.Argument(
-        metavar="FILE", help="PNG, JPEG, WebP or MP4 files, or the .json next to an MP4."
+        metavar="FILE",
+        help="PNG, JPEG, WebP or MP4 files, the .json next to an MP4, or a run's answers (.txt).",
     ),
     as_json: bool = o.AS_JSON,
 ) -> None:
-    """Show how a picture or video was made: prompt, seed, model and versions.
+    """Show how a picture, video or answer was made: prompt, seed, model and versions.
 
     Reads every file; the exit code is that of the first one without a record.
     """
     faults: list[HyimgError] = []
+    records = Records()
     for path in files:
         try:
-            described = _described(path)
+            described = _described(path, records)
             if as_json:
                 render.json_line(_as_json(described))
             else:
@@ -43,10 +46,10 @@ def info(
     raise typer.Exit(faults[0].exit_code if faults else 0)
 
 
-def _described(path: Path) -> Described:
+def _described(path: Path, records: Records) -> Described:
     """Return a file's metadata; of an edit without any, only its kind, if its history is kept."""
     try:
-        return read_described(path)
+        return records.read(path)
     except UsageError as error:
         if error.code == "metadata.none":
             for kind in FORMATS:
@@ -83,6 +86,27 @@ def _chain_lines(history: History, is_current: bool) -> Iterator[str]:
     yield f"  pixels that are the first source's: {equal}"
 
 
+def _answer_lines(record: Record) -> Iterator[str]:
+    """Yield what the model answered, how it ended, and how sure the model was."""
+    if record.thought:
+        yield f"  thought: {record.thought}"
+    if record.answer is None:
+        yield "  answer: none, because the model does not answer with one of the choices"
+    else:
+        yield f"  answer: {record.answer}"
+    if record.finish:
+        yield f"  finish: {record.finish}"
+    if record.choices:
+        shares = (f"{text} {share:.1%}" for text, share in record.choices.items())
+        yield f"  probability of each choice: {', '.join(shares)}"
+    if record.mass is not None:
+        yield f"  mass: {record.mass:g}"
+    if record.finish:
+        yield f"  tokens: {len(record.answer_token_ids)}"
+    if record.confidence.get("logprob") is not None:
+        yield "  confidence: {logprob:.2f}, {tokens:.0f} tokens".format_map(record.confidence)
+
+
 def _lines(described: Described) -> Iterator[str]:
     file = shown_place(described.path)
     if described.record is not None:
@@ -97,6 +121,8 @@ def _lines(described: Described) -> Iterator[str]:
             yield f"  made in size: {record.size}"
         if record.cot_text:
             yield f"  text before the picture: {record.cot_text}"
+        if described.kind == "answer":
+            yield from _answer_lines(record)
         for number, digest in enumerate(record.source_sha256, 1):
             yield f"  sha256 of source image {number}: {digest}"
         if found := _history(described):

@@ -17,10 +17,10 @@ from hyimg_cli.engine.run import ManifestRun
 from hyimg_cli.engine.runner import RunRequest
 from hyimg_cli.journal.journal import RunFolder
 from hyimg_cli.journal.resume import ResumePolicy
+from hyimg_cli.measure.replay.records import Records
 from hyimg_cli.measure.replay.restored import Wishes, restore_job
 from hyimg_cli.measure.replay.run_folder import refuse_folder
 from hyimg_cli.measure.replay.verdict import ReplayVerdict, answer_to, compared_file, verdict
-from hyimg_cli.media.recorded import read_described
 from hyimg_cli.settings.config import settle
 from hyimg_cli.settings.table import SETTINGS
 from hyimg_cli.spec.model_name import with_components
@@ -37,7 +37,8 @@ AGAIN = ResumePolicy(resume=False, retry_failed=True, force=True)
 def replay(
     ctx: typer.Context,
     file: Path = typer.Argument(
-        metavar="FILE", help="Picture or MP4 that hyimg wrote, or a video's .json."
+        metavar="FILE",
+        help="Picture, MP4 or answer (.txt) that hyimg wrote, or a video's .json.",
     ),
     output_dir: Path | None = o.output("Output folder. Default: runs/replay-<id>."),
     images_from: Path | None = _replay_option(
@@ -47,7 +48,9 @@ def replay(
         "Run even if the model or a source image has changed.", "--allow-changed", default=False
     ),
     expect_equal: bool = _replay_option(
-        "Exit with code 1 if the pixels are not equal.", "--expect-equal", default=False
+        "Exit with code 1 if the pixels, or the texts, are not equal.",
+        "--expect-equal",
+        default=False,
     ),
     model: str | None = o.option("Folder or hub id of the recorded model.", panel=MODEL),
     progress: str = o.PROGRESS,
@@ -55,7 +58,7 @@ def replay(
     quiet: bool = o.QUIET,
     verbose: int = o.VERBOSE,
 ) -> None:
-    """Run the job of a finished file again, and compare the pixels.
+    """Run the job of a finished file again, and compare the pixels, or the text of an answer.
 
     Uses the settings recorded in the file: job, seeds, precision, quantization and ranks. Flags
     override them; environment variables for a job's own settings do not. Exit code 0: the job ran;
@@ -70,7 +73,7 @@ def replay(
 def _run(given: Mapping[str, Any], again: str) -> int:
     """Run the job, show what is equal, and return the exit code."""
     style = render.style_of(given)
-    described = read_described(given["file"])
+    described = Records().read(given["file"])
     wishes = Wishes(
         images_from=given["images_from"],
         model=given["model"] and with_components(given["model"], given["components"]),

@@ -333,7 +333,7 @@ class ServedSession:
     def _emit(self, custom_id: str, event: EngineEvent) -> None:
         """Record an event; called in the engine's thread, or in the one that drops the job."""
         self._service.note(self._open[custom_id][0], event)
-        if isinstance(event, Progress):
+        if isinstance(event, Progress) and not event.answer:  # an answer is told as it is written
             self._progress[custom_id] = event
         else:
             self._inbox.put((custom_id, event))

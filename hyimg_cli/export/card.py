@@ -19,7 +19,12 @@ def write_card(info: Info, shards: Sequence[DatasetShard]) -> str:
 
     configs = dict.fromkeys(shard.config for shard in shards)
     tasks = {row.columns["task"] for shard in shards for row in shard.rows}
-    names = {"it2i": "image-to-image", "t2i": "text-to-image"}
+    names = {
+        "it2i": "image-to-image",
+        "t2i": "text-to-image",
+        "i2t": "visual-question-answering",
+        "t2t": "text-generation",
+    }
     front: Info = {
         "license": "unknown",
         "task_categories": sorted(names[task] for task in tasks & names.keys()),

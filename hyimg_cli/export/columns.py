@@ -16,9 +16,9 @@ from hyimg_cli.spec import digest
 
 Kind = str | list[str] | dict[str, str]
 Columns = dict[str, Any]
-DEFAULT, PREFERENCE = "default", "preference"
+DEFAULT, PREFERENCE, ANSWERS = "default", "preference", "answers"
 # Folders of the configurations that the Hub shows.
-FOLDERS = {DEFAULT: "data", PREFERENCE: "preference"}
+FOLDERS = {DEFAULT: "data", PREFERENCE: "preference", ANSWERS: "answers"}
 ROW_SHA256 = "row_sha256"
 
 
@@ -54,7 +54,9 @@ def columns_of(config: str, rows: Sequence[Columns]) -> dict[str, Kind]:
 
     Scores and layers have a column only if a row has some.
     """
-    scorers = {name for row in rows for name in row["scores"]}
+    if config == ANSWERS:
+        return _columns_of_answers()
+    scorers = {name for row in rows for name in row.get("scores", ())}
     has_layers = any("layers" in row for row in rows)
     values = dict.fromkeys(sorted(scorers), "float64")
     scores: dict[str, Kind] = {"scores": values} if values else {}
@@ -81,6 +83,33 @@ def columns_of(config: str, rows: Sequence[Columns]) -> dict[str, Kind]:
         "model_sha256": "string",
         "seed": "int64",
         "steps": "int64",
+        "model": "string",
+        "licences": {"model": "string", "sources": "string"},
+        "record": "string",
+        ROW_SHA256: "string",
+    }
+
+
+def _columns_of_answers() -> dict[str, Kind]:
+    return {
+        "id": "string",
+        "candidate_of": "string",
+        "task": "string",
+        "source": ["image"],
+        "instruction": "string",
+        "text": "string",
+        "answer": "string",
+        "finish": "string",
+        "choices": ["string"],
+        "probabilities": ["float64"],
+        "mass": "float64",
+        "logprob": "float64",
+        "tokens": "int64",
+        "accepted": "bool",
+        "reasons": ["string"],
+        "source_sha256": ["string"],
+        "model_sha256": "string",
+        "seed": "int64",
         "model": "string",
         "licences": {"model": "string", "sources": "string"},
         "record": "string",

@@ -37,7 +37,7 @@ from hyimg_cli.spec import digest
 CARD, INFO, REJECTED, STATE = "README.md", "dataset.json", "rejected.jsonl", ".export.json"
 # A shard, by its configuration's folder and its split.
 SHARD_NAME = re.compile(
-    r"(data|preference)/(train|validation|test)-[0-9]{5}-of-[0-9]{5}(?:\.parquet|\.tar)?"
+    r"(data|preference|answers)/(train|validation|test)-[0-9]{5}-of-[0-9]{5}(?:\.parquet|\.tar)?"
 )
 Info = dict[str, Any]
 # What dataset.json has beside the facts: counted from the rows.

@@ -27,7 +27,7 @@ def export_runs(request: ExportRequest) -> tuple[Info, dict[str, str]]:
     if not planned.rows:
         why = [*planned.damaged.values(), *count_reasons(planned.rejected), *found.left_out]
         raise UsageError(
-            f"no picture was accepted{': ' if why else ''}{', '.join(why[:3])}",
+            f"no picture or answer was accepted{': ' if why else ''}{', '.join(why[:3])}",
             hint="hyimg pick lists what it accepts; hyimg report shows the run",
             code="export.nothing",
         )

@@ -1,6 +1,7 @@
 """The finished pictures of runs, each with its scores and with what `hyimg pick` decided about it.
 
-A run without picks.jsonl has no rule: all of its finished pictures are accepted.
+A run without picks.jsonl has no rule: all of its finished pictures are accepted. Answers have no
+scores, and no rule is about them: all are accepted.
 """
 
 from collections import Counter
@@ -34,13 +35,14 @@ Entry = Mapping[str, Any]
 NOT_SEEN = "not in the last pick: run hyimg pick again"
 NOT_COUNTED = "a choice was made after the last pick: run hyimg pick again"
 NOT_JUDGED = "drawn in full after the last pick: run hyimg pick again"
-_OF_OUTPUT = {"path", "sha256", "pixel_sha256", "seed"}
+_OF_FILE = {"path", "sha256"}
+_OF_OUTPUT = _OF_FILE | {"pixel_sha256", "seed"}
 _OF_LINE = {"task", "prompt", "model"}
 
 
 @dataclass(frozen=True)
 class Finished(PastJob):
-    """A finished picture. `scores`: by scorer, and by SCORER.PART.
+    """A finished picture or answer. `scores`: by scorer, and by SCORER.PART.
 
     Paths of its line are relative to the working folder. `id`: its custom_id; if several runs have
     that id and drew it differently, also its key.
@@ -53,6 +55,11 @@ class Finished(PastJob):
     reasons: tuple[str, ...] = ()
     rank: int | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_answer(self) -> bool:
+        """True if its file is a text."""
+        return self.line.get("task") in TEXT_TASKS
 
     @property
     def group(self) -> str:
@@ -75,7 +82,7 @@ class RunContents:
 
 
 def find_finished(places: Sequence[Path], select: Sequence[str] = ()) -> RunContents:
-    """Return every finished picture in run folders, in the order of folders and manifests.
+    """Return all finished pictures and answers in run folders, in the order of their manifests.
 
     `select`: texts of --select, which leave out the others. Raises UsageError for a folder without
     a run, OutputFolderError for a damaged one.
@@ -133,7 +140,9 @@ def _finished_in(
             found.scorers[scorer] = {"identity": declared["identity"]} | declared["declared"]
         name = job.custom_id
         one = Finished(line, job.result, job.folder, name, run, revision, scores=scores)
-        if one.group in uncounted:
+        if one.is_answer:
+            yield one
+        elif one.group in uncounted:
             yield replace(one, is_accepted=False, reasons=(NOT_COUNTED,))
         else:
             yield _judged(one, verdicts.get(name)) if picks else one
@@ -145,10 +154,11 @@ def _why_left_out(result: Entry, line: Entry) -> str:
         return "a draft"
     if result.get("status") != "done":
         return "failed"
-    if line.get("task") in TEXT_TASKS:
-        return "an answer"
+    is_answer = line.get("task") in TEXT_TASKS
+    if is_answer and not isinstance(result.get("answer"), str):
+        return "without an answer"
     outputs = outputs_of(result)
-    if not outputs or not outputs[0].keys() >= _OF_OUTPUT:
+    if not outputs or not outputs[0].keys() >= (_OF_FILE if is_answer else _OF_OUTPUT):
         return "without a file"
     if not line.keys() >= _OF_LINE:
         return "its line is not in manifest.resolved.jsonl any more"

@@ -1,4 +1,4 @@
-"""Finished pictures as the rows of a dataset: splits, duplicates, preference pairs, digests."""
+"""Finished pictures and answers as rows of a dataset: splits, duplicates, pairs, digests."""
 
 import json
 from collections import Counter
@@ -10,6 +10,7 @@ from typing import Any
 
 from hyimg_cli.errors import SourceImageError, UsageError
 from hyimg_cli.export.columns import (
+    ANSWERS,
     DEFAULT,
     PREFERENCE,
     ROW_SHA256,
@@ -32,6 +33,9 @@ OTHER_SPLIT = "source in the other split"
 # A picture rejected for these reasons is not known to be worse than the accepted one.
 _NO_JUDGEMENT = ("not ", "duplicate of ", "failed", OTHER_SPLIT)
 # Fields of a result line that a row's record keeps.
+_OF_REJECTED = ("id", "candidate_of", "reasons", "rank", "scores", "pixel_sha256")
+# Answers with the same of these are duplicates.
+_OF_QUESTION = ("task", "instruction", "source_sha256", "choices", "answer")
 _KEPT = ("key", "warnings", "notes", "edit", "step_cache", "think_truncated", "cot_from")
 
 
@@ -104,7 +108,9 @@ class ExportRequest:
 def plan_rows(
     finished: Iterable[Finished], licences: Mapping[str, str], request: ExportRequest
 ) -> Planned:
-    """Return the rows of pictures, in their order; every file is read once for its digest.
+    """Return the rows of pictures and answers, in their order.
+
+    Every file is read once for its digest.
 
     Raises UsageError if source pictures have no licence.
     """
@@ -122,24 +128,25 @@ def plan_rows(
             continue
         if columns["source"] and not columns["licences"]["sources"]:
             unlicensed.append(one.id)
-        sources, pixels = columns["source_sha256"], columns["pixel_sha256"]
+        sources, config = columns["source_sha256"], ANSWERS if one.is_answer else DEFAULT
+        content = columns.get("pixel_sha256") or digest.of_json([columns[n] for n in _OF_QUESTION])
         splits = [*map(request.split_of, sources or [digest.of_json(columns["instruction"])])]
         if columns["accepted"]:
             if len({*splits}) > 1:
                 columns |= {"accepted": False, "reasons": [OTHER_SPLIT]}
-            elif pixels in seen:
-                columns |= {"accepted": False, "reasons": [f"duplicate of {seen[pixels]}"]}
-        row = Row(DEFAULT, splits[0], columns)
-        group = one.group, columns["instruction"], tuple(sources)
+            elif content in seen:
+                columns |= {"accepted": False, "reasons": [f"duplicate of {seen[content]}"]}
+        row = Row(config, splits[0], columns)
+        group = one.group, columns["instruction"], tuple(sources), config
         chosen, others = groups.setdefault(group, ([], []))
         if columns["accepted"]:
-            seen[pixels] = one.id
+            seen[content] = one.id
             chosen.append(row)
             planned.rows.append(row)
         else:
             others.append(row)
-            told = ("id", "candidate_of", "reasons", "rank", "scores", "pixel_sha256")
-            planned.rejected.append({name: columns[name] for name in told})
+            told = {name: columns[name] for name in _OF_REJECTED if name in columns}
+            planned.rejected.append(told)
     if unlicensed:
         raise UsageError(
             f"the source pictures of {len(unlicensed)} rows have no licence, {unlicensed[0]} first",
@@ -148,42 +155,35 @@ def plan_rows(
             code="export.source-licence",
         )
     if request.has_pairs:
-        planned.rows += [pair for both in groups.values() for pair in _pairs(*both)]
+        # No rule says which of several answers is the better one.
+        pictures = [both for key, both in groups.items() if key[-1] == DEFAULT]
+        planned.rows += [pair for both in pictures for pair in _pairs(*both)]
     return planned
 
 
 def _columns_of(
     one: Finished, picture: Any, licences: Mapping[str, str], request: ExportRequest
 ) -> Columns:
-    """Return the columns of a picture.
+    """Return the columns of a picture or an answer.
 
     Raises OSError or SourceImageError if one of its files is missing, changed, or not a picture.
     """
     line, result, (output, *others) = one.line, one.result, outputs_of(one.result)
-    images, mask = line.get("images") or (), files_of_edit(result).get("mask")
+    images = line.get("images") or ()
     known = [*(result.get("source_sha256") or ()), *[""] * len(images)]
     sources = [picture(Path(path), sha256) for path, sha256 in zip(images, known, strict=False)]
     record = {"job": public_fields(line)} | {n: result[n] for n in _KEPT if result.get(n)}
-    layers = [picture(one.run.fetch(layer["path"]), layer["sha256"]) for layer in others]
+    file = picture(one.run.fetch(output["path"]), output["sha256"])
     columns: Columns = {
         "id": one.id,
         "candidate_of": result.get("candidate_of"),
         "task": line["task"],
         "source": [] if request.sources_by_hash else sources,
         "instruction": line["prompt"],
-        "result": picture(one.run.fetch(output["path"]), output["sha256"]),
-        "mask": picture(one.run.fetch(mask["path"]), mask["sha256"]) if mask else None,
-        **({"layers": layers} if layers else {}),
-        "text": result.get("cot_text"),
-        "scores": dict(one.scores),
         "accepted": one.is_accepted,
         "reasons": list(one.reasons),
-        "rank": one.rank,
         "source_sha256": [source.sha256 for source in sources],
-        "pixel_sha256": output["pixel_sha256"],
         "model_sha256": result.get("model_sha256", ""),
-        "seed": output["seed"],
-        "steps": result.get("denoise_steps"),
         "model": record["job"]["model"],
         "licences": {
             "model": AND.join(licences[public_part(part)] for part in parts_of(line)),
@@ -191,7 +191,38 @@ def _columns_of(
         },
         "record": json.dumps(record, ensure_ascii=False, sort_keys=True),
     }
+    if one.is_answer:
+        return dict(as_utf8(columns | _facts_of_answer(line, result)))
+    mask = files_of_edit(result).get("mask")
+    layers = [picture(one.run.fetch(layer["path"]), layer["sha256"]) for layer in others]
+    columns |= {
+        "result": file,
+        "mask": picture(one.run.fetch(mask["path"]), mask["sha256"]) if mask else None,
+        **({"layers": layers} if layers else {}),
+        "text": result.get("cot_text"),
+        "scores": dict(one.scores),
+        "rank": one.rank,
+        "pixel_sha256": output["pixel_sha256"],
+        "seed": output["seed"],
+        "steps": result.get("denoise_steps"),
+    }
     return dict(as_utf8(columns))
+
+
+def _facts_of_answer(line: Entry, result: Entry) -> Columns:
+    """Return the columns that only answers have."""
+    choices, sure = result.get("choices") or {}, result.get("confidence") or {}
+    return {
+        "text": result.get("thought"),
+        "answer": result["answer"],
+        "finish": result.get("finish"),
+        "choices": [*choices],
+        "probabilities": [*map(float, choices.values())],
+        "mass": result.get("mass"),
+        "logprob": sure.get("logprob"),
+        "tokens": sure.get("tokens"),
+        "seed": line.get("ar_seed"),
+    }
 
 
 def _pairs(chosen: Sequence[Row], others: Sequence[Row]) -> Iterator[Row]:

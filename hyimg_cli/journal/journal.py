@@ -512,7 +512,7 @@ def attempt_of(entry: Mapping[str, Any]) -> tuple[int, bool]:
 
 # Fields that only some jobs have: a line without a value has no such field.
 _LEFT_OUT = ("written", "confidence", "sigmas", *LINEAGE, "source_sha256", "model_sha256")
-_LEFT_OUT += ("answer", "answer_token_ids", "finish", "choices", "mass", "thought")
+_LEFT_OUT += ("answer", "answer_token_ids", "finish", "choices", "mass", "thought", "record")
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hyimg_cli.journal.bucket import run_folder
 from hyimg_cli.journal.journal import RESOLVED, RUN, RunFolder, outputs_of
 from hyimg_cli.manifest.fields import PATH_FIELDS
 from hyimg_cli.settings.name_template import files_in_order
+from hyimg_cli.spec.job import ANSWER_SUFFIX
 
 _FRAME = " frame "
 
@@ -107,7 +108,7 @@ def readable_jobs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
-    """Return the files of all finished jobs by custom_id; a job's second file is `id[1]`.
+    """Return the pictures and videos of finished jobs by custom_id; a second one is `id[1]`.
 
     `by_frame`: instead of a video, its PNG files if it has some, as `id frame 0000`.
     """
@@ -117,7 +118,7 @@ def output_files(folder: Path, *, by_frame: bool = False) -> dict[str, Path]:
             if by_frame and output.get("frames_path"):
                 frames = files_in_order(folder / output["frames_path"], "*.png")
                 found |= {f"{name}{_FRAME}{n:04}": path for n, path in enumerate(frames)}
-            else:
+            elif not str(output["path"]).endswith(ANSWER_SUFFIX):
                 found[f"{name}[{number}]" if number else name] = folder / output["path"]
     return found
 

@@ -1,4 +1,4 @@
-"""How two runs differ: settings, versions, what each job was given, and what was drawn."""
+"""How two runs differ: settings, versions, what each job was given, and what came of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Any
 from hyimg_cli.journal.bucket import existing_run
 from hyimg_cli.journal.past_run import PastJob, object_in, past_jobs, read_run_info
 from hyimg_cli.manifest.resolved import public_fields
+from hyimg_cli.spec.job import TEXT_TASKS
 
 Pair = tuple[Any, Any]
 # Fields of a result line that say what a job was given, with their names in words.
@@ -16,15 +17,17 @@ _GIVEN = {"source_sha256": "source pictures", "model_sha256": "weights"}
 
 @dataclass(frozen=True)
 class JobDiff:
-    """A job that both runs have, with different pictures or ends.
+    """A job that both runs have, with different pictures, answers or ends.
 
     `status`: in each run; `left` without a result. `fields`: what was given to it and differs, each
     with both values; without any, the same job gave different pixels.
+    `answers`: of a job that asks for a text, what was answered in each run; None for nothing.
     """
 
     custom_id: str
     status: tuple[str, str]
     fields: dict[str, Pair]
+    answers: Pair | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class RunDiff:
 
     `settings`: by name, as run.json records them, with their origin. `versions`: of hyimg, Python
     and packages; `machine`: system, processor and GPUs. `models`: fingerprints by name. `equal`:
-    number of jobs with the same pixels. `only`: jobs of one run.
+    number of jobs with the same pixels or answers. `only`: jobs of one run.
     """
 
     settings: dict[str, Pair]
@@ -46,7 +49,7 @@ class RunDiff:
 
     @property
     def is_same(self) -> bool:
-        """True if both have the same jobs with the same pixels."""
+        """True if both have the same jobs with the same pixels or answers."""
         return not (self.jobs or any(self.only))
 
 
@@ -78,14 +81,17 @@ def diff_runs(first: Path, second: Path) -> RunDiff:
 
 
 def _of_job(first: PastJob, second: PastJob) -> JobDiff | None:
-    """Return how a job differs in two runs; None if both drew the same pixels, or none yet."""
+    """Return how a job differs in two runs; None if both gave the same, or nothing yet."""
     ends = [
-        (_status(job), [one.get("pixel_sha256") for one in job.outputs]) for job in (first, second)
+        (_status(job), [one.get("pixel_sha256") or one.get("sha256") for one in job.outputs])
+        for job in (first, second)
     ]
     if ends[0] == ends[1]:
         return None
     given = [_given(job) for job in (first, second)]
-    return JobDiff(first.custom_id, (ends[0][0], ends[1][0]), _differences(*given))
+    is_question = any(job.line.get("task") in TEXT_TASKS for job in (first, second))
+    answers = (first.result.get("answer"), second.result.get("answer")) if is_question else None
+    return JobDiff(first.custom_id, (ends[0][0], ends[1][0]), _differences(*given), answers)
 
 
 def _status(job: PastJob) -> str:

@@ -1,6 +1,7 @@
 """Metadata of a file: A1111 `parameters`, the job as JSON (the record), the source type.
 
-`formats` knows where each kind of picture keeps them; an MP4 has the record as its comment.
+`formats` knows where each kind of picture keeps them; an MP4 has the record as its comment, and
+an answer in its result line.
 `recorded` reads them back. Only base names: a shared picture names no folder, user or host. Format
 2 added how the file was made, and digests of source images.
 """
@@ -123,8 +124,15 @@ def video_text(
     line: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
 ) -> str:
     """Return the text for an MP4's comment and its sidecar: job and provenance as JSON."""
+    return _json(job_record(line, provenance, source_sha256))
+
+
+def job_record(
+    line: Mapping[str, Any], provenance: Provenance, source_sha256: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the record of a job without pictures of its own: a video's, or an answer's."""
     sources = {"source_sha256": source_sha256} if source_sha256 else {}
-    return _json({"format": FORMAT, "job": line, **asdict(provenance), **sources})
+    return {"format": FORMAT, "job": line, **asdict(provenance), **sources}
 
 
 def _json(record: Mapping[str, Any]) -> str:

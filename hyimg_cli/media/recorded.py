@@ -19,7 +19,7 @@ from hyimg_cli.media.source_files import file_faults
 from hyimg_cli.media.xmp import source_type_in
 from hyimg_cli.spec.job import Format
 
-Kind = Format | Literal["mp4", "sidecar"]
+Kind = Format | Literal["mp4", "sidecar", "answer"]
 _MAGIC: tuple[tuple[re.Pattern[bytes], Kind], ...] = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "png"),
     (re.compile(rb"\xff\xd8\xff"), "jpeg"),
@@ -34,7 +34,7 @@ _NO_RECORD = "use a file as hyimg wrote it, without --no-metadata; others may dr
 
 
 class Record(BaseModel, extra="allow", frozen=True):
-    """hyimg's metadata in a file; missing parts are empty. See `Provenance`."""
+    """hyimg's metadata of a file; missing parts are empty. See `Provenance`, and `Outcome`."""
 
     format: int = Field(strict=True)
     job: dict[str, Any]
@@ -48,6 +48,13 @@ class Record(BaseModel, extra="allow", frozen=True):
     cot_text: str | None = None
     bot_task: str | None = None
     layer: int = 0
+    answer: str | None = None
+    answer_token_ids: tuple[int, ...] = ()
+    finish: str | None = None
+    choices: dict[str, float] = {}
+    mass: float | None = None
+    thought: str | None = None
+    confidence: dict[str, float | None] = {}
 
     @field_validator("*", mode="wrap")
     @classmethod
@@ -83,7 +90,10 @@ def read_described(path: Path) -> Described:
     Raises UsageError if the file is missing, of another kind, without metadata, or has a damaged
     record; SourceImageError for a damaged picture.
     """
-    kind = _kind(path)
+    kind = _kind(start_of(path))
+    if kind is None:
+        what = "the file is not a PNG, JPEG, WebP, MP4 or sidecar"
+        raise record_fault("not-ours", what, path, _OURS)
     if kind == "sidecar":
         return Described(path, kind, _read_sidecar(path))
     if kind == "mp4":
@@ -92,27 +102,31 @@ def read_described(path: Path) -> Described:
             return Described(path, kind, _record(text, path), source_type=source_type)
         sidecar = path.with_suffix(".json")  # another program dropped the comment
         if not sidecar.is_file():
-            raise _fault("none", "the video has no record of how it was made", path, _NO_RECORD)
+            raise record_fault(
+                "none", "the video has no record of how it was made", path, _NO_RECORD
+            )
         return Described(path, kind, _read_sidecar(sidecar), source_type=source_type)
     said = picture_text_of(path)
     if said == PictureText():
-        raise _fault("none", "the picture has no record of how it was made", path, _NO_RECORD)
+        raise record_fault("none", "the picture has no record of how it was made", path, _NO_RECORD)
     found = _record(said.record, path) if said.record else None
     return Described(path, kind, found, said.parameters, said.source_type)
 
 
-def _kind(path: Path) -> Kind:
+def start_of(path: Path) -> bytes:
+    """Return the first bytes of a file. Raises UsageError if it cannot be read."""
     try:
         with file_faults(path), opened(path) as file:
-            start = file.read(64)
+            return bytes(file.read(64))
     except SourceImageError as error:
         slug = error.code.removeprefix("source.")
         known = slug if slug in ("missing", "is-a-folder") else "unreadable"
-        raise _fault(known, error.what, path, _OURS) from None
-    for magic, kind in _MAGIC:
-        if magic.match(start):
-            return kind
-    raise _fault("not-ours", "the file is not a PNG, JPEG, WebP, MP4 or sidecar", path, _OURS)
+        raise record_fault(known, error.what, path, _OURS) from None
+
+
+def _kind(start: bytes) -> Kind | None:
+    """Return the kind of a file by its first bytes; None if hyimg does not write it."""
+    return next((kind for magic, kind in _MAGIC if magic.match(start)), None)
 
 
 def _video_texts(path: Path) -> tuple[str, str]:
@@ -122,7 +136,7 @@ def _video_texts(path: Path) -> tuple[str, str]:
             said = container.metadata
     except SourceImageError as error:
         hint = "copy it again, or give the .json next to it"
-        raise _fault("damaged", error.what, path, hint) from error
+        raise record_fault("damaged", error.what, path, hint) from error
     return said.get("comment", ""), source_type_in(said.get("xmp", "").encode())
 
 
@@ -130,25 +144,31 @@ def _read_sidecar(path: Path) -> Record:
     try:
         return _record(bytes_of(path, MAX_SIDECAR_BYTES), path, _OURS)
     except OSError as error:
-        raise _fault("damaged", f"the sidecar cannot be read: {error}", path) from None
+        raise record_fault("damaged", f"the sidecar cannot be read: {error}", path) from None
 
 
 def _record(text: str | bytes, path: Path, hint: str = _NO_RECORD) -> Record:
     """Parse a record; `hint`: what to do if the text is not one."""
     try:
-        raw = json_of(text)
+        return record_in(json_of(text), path, hint)
+    except ValueError:
+        raise record_fault("damaged", "the record is not JSON", path, hint) from None
+
+
+def record_in(raw: Any, path: Path, hint: str) -> Record:
+    """Return the record of a file. Raises UsageError, with `hint`, if it is not one."""
+    try:
         version = raw.get("format") if isinstance(raw, dict) else None
         if type(version) is int and not 1 <= version <= FORMAT:
             what = f"the record has format {version}; this version reads formats up to {FORMAT}"
-            raise _fault(
+            raise record_fault(
                 "newer", what, path, "use the version of hyimg that wrote it, or a newer one"
             )
         return Record.model_validate(raw)
     except ValidationError:
-        raise _fault("none", "the file is not the record of a job", path, hint) from None
-    except ValueError:
-        raise _fault("damaged", "the record is not JSON", path, hint) from None
+        raise record_fault("none", "the file is not the record of a job", path, hint) from None
 
 
-def _fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
+def record_fault(slug: str, what: str, path: Path, hint: str = "") -> UsageError:
+    """Return the error of a file whose record cannot be read."""
     return UsageError(what, where=path, hint=hint, code=f"metadata.{slug}")

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,15 @@ from hyimg_cli.manifest.chat import CHAT
 from hyimg_cli.manifest.manifest import manifest_of
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.serve.bodies import Bodies
+from hyimg_cli.serve.chat import chunks, stream_options
 from hyimg_cli.serve.errors import Refused, bad_request, internal, refusal_of, server_full, stopping
 from hyimg_cli.serve.metrics import Metrics
 from hyimg_cli.serve.results import respond
 from hyimg_cli.serve.wire import EVENTS, Wire, typed
 from hyimg_cli.settings.config import Setting
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.events import Event, JobEnded, JobStarted
-from hyimg_cli.spec.job import Job
+from hyimg_cli.spec.events import Event, JobEnded, JobStarted, Progress
+from hyimg_cli.spec.job import Job, TextJob
 
 if TYPE_CHECKING:
     from hyimg_cli.engine.service import ServedSession, Service
@@ -60,6 +61,8 @@ _SHOWN = (
     *("custom_id", "status", "outputs", "cot_text", "warnings", "notes", "kv_reuse", "error"),
     *("answer", "answer_token_ids", "finish", "choices", "mass", "thought"),
 )
+# A request's line, its jobs, and the options of its stream; None to answer at once.
+Read = tuple[dict[str, Any], list[Job], Mapping[str, Any] | None]
 logger = logging.getLogger(__name__)
 
 
@@ -69,8 +72,9 @@ class OnlineRun:
 
     `line_digest`: equal for equal lines. `key`: the key of requests that share it. `waiting`: jobs
     that have not started. `waiters`: requests that wait for it. `entries`: result lines by
-    custom_id. `error`: the error that ended all its jobs. `news`: set and replaced at each new
-    entry. `work`: ends with the last job. `nbytes`: bytes on the disk after that.
+    custom_id; `said`: what is written of answers that stream. `error`: the error that ended all its
+    jobs. `news`: set and replaced at each new entry or token. `work`: ends with the last job.
+    `nbytes`: bytes on the disk after that.
     """
 
     name: str
@@ -86,6 +90,7 @@ class OnlineRun:
     waiters: int = 0
     nbytes: int = 0
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
     error: HyimgError | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     work: asyncio.Task[None] = field(init=False)
@@ -94,12 +99,18 @@ class OnlineRun:
         """Record an event of its jobs."""
         if isinstance(event, JobStarted):
             self.waiting = max(0, self.waiting - 1)
+        elif isinstance(event, Progress) and event.answer:
+            self.said[event.custom_id] = event.answer
+            self._tell()
         elif isinstance(event, JobEnded):
             entry = outcome_to_json(event.outcome)
             kept = {name: entry[name] for name in _SHOWN if name in entry}
             self.entries[event.outcome.custom_id] = kept
-            self.news.set()
-            self.news = asyncio.Event()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.news.set()
+        self.news = asyncio.Event()
 
     def body(self, base: str, names: Iterable[str], *, is_event: bool = False) -> dict[str, Any]:
         """Return the response body for some of its jobs. Raises Refused if one failed."""
@@ -165,13 +176,16 @@ class Online:
         """Draw the pictures of a request, or share an equal request's run. Raises Refused."""
         request, began = Request(scope, receive), time.monotonic()
         base = str(request.base_url).rstrip("/")
-        line, jobs, is_stream = await self._read(request)
+        line, jobs, stream = await self._read(request)
         run = self._join(request, line, jobs)
         run.waiters += 1
         try:
-            if is_stream:
+            if stream is not None:
                 head = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-                events = _events(run, EVENTS[request.url.path], base)
+                if (kind := EVENTS.get(request.url.path)) is not None:
+                    events = _events(run, kind, base)
+                else:
+                    events = chunks(run, base, has_usage=stream.get("include_usage") is True)
                 answer: Response = StreamingResponse(events, 200, head, "text/event-stream")
             else:
                 answer = await self._whole(run, request, base)
@@ -206,24 +220,23 @@ class Online:
         head = {"cache-control": "private", "x-content-type-options": "nosniff"}
         return FileResponse(run.folder / path, headers=head)
 
-    async def _read(self, request: Request) -> tuple[dict[str, Any], list[Job], bool]:
-        """Return the line of a request, its jobs, and whether to stream them. Raises Refused."""
+    async def _read(self, request: Request) -> Read:
+        """Return the line of a request, its jobs, and how to stream them. Raises Refused."""
         if request.headers.get("content-type", "").startswith("multipart/"):
             body = await self._bodies.form(request, self._wire.most_images + 1)  # and a mask
             return await run_in_threadpool(self._accept, request, body)
         async with self._bodies.json(request) as body:
             return await run_in_threadpool(self._accept, request, body)
 
-    def _accept(
-        self, request: Request, body: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[Job], bool]:
+    def _accept(self, request: Request, body: dict[str, Any]) -> Read:
         """Check a body as a manifest line; a line without a seed gets a random one."""
         is_stream = typed("stream", body.pop("stream", None)) or False
         if type(is_stream) is not bool:
             raise bad_request("stream", "stream must be true or false", "manifest.wrong-type")
-        if is_stream and request.url.path == CHAT:
-            what, hint = "answers are not streamed", "remove stream"
-            raise bad_request("stream", what, "manifest.bad-value", hint)
+        stream = None
+        if is_stream:
+            is_chat = request.url.path == CHAT
+            stream = stream_options(body.pop("stream_options", None)) if is_chat else {}
         line = self._wire.line_of(request.url.path, body, request.state.caller)
         own: dict[str, Any] = {"custom_id": f"img_{secrets.token_hex(12)}"}
         if self._settings["seed"].value is None and request.url.path != CHAT:
@@ -238,7 +251,9 @@ class Online:
                 raise error
         except HyimgError as error:
             raise refusal_of(error, line) from None
-        return line, list(jobs), is_stream
+        if stream is not None:
+            jobs = tuple(replace(j, streams=True) if isinstance(j, TextJob) else j for j in jobs)
+        return line, list(jobs), stream
 
     def _join(self, request: Request, line: dict[str, Any], jobs: list[Job]) -> OnlineRun:
         """Return the run of an equal request, or start one. Raises Refused."""

@@ -82,7 +82,7 @@ def _chat(asked: dict[str, Any]) -> dict[str, Any]:
         "properties": {"role": {"enum": ["system", "user"]}, "content": {}},
         "required": ["role", "content"],
     }
-    sampling = {name: asked[name] for name in ("temperature", "top_p", "seed")}
+    sampling = {name: asked[name] for name in ("temperature", "top_p", "seed", "stream")}
     own = {"choices": {"type": "array", "items": _TEXT}, "max_tokens": asked["max_new_tokens"]}
     messages = {"type": "array", "items": message, "minItems": 1, "maxItems": 2}
     properties = {"model": _TEXT, "messages": messages} | sampling | own

@@ -198,8 +198,9 @@ class Outcome:
     `share_s` is its share of that time: over all jobs, no more than the run took.
 
     `outputs`: of a picture in layers, what they add up to, then each layer from the lowest.
-    `answer` to `thought`: of a job that asks for a text. `finish`: how the answer ended.
-    `choices`: each one's probability among them; `mass`: what their first tokens have together.
+    `answer` to `record`: of a job that asks for a text. `finish`: how the answer ended. `choices`:
+    each one's probability among them; `mass`: what their first tokens have together. `record`: what
+    a picture's metadata has, which a text file cannot hold.
     `cot_from`: the job that wrote the text, if it was another one. `written`: how the text came
     about, for a job that ends with its text. `confidence`: what the text's writer had; None for a
     text that was given. `edit`: what a redraw did to the source that it was put back on, and its
@@ -221,6 +222,7 @@ class Outcome:
     choices: dict[str, float] | None = None
     mass: float | None = None
     thought: str | None = None
+    record: dict[str, Any] | None = None
     denoise_steps: int = 0
     cot_text: str | None = None
     cot_token_ids: tuple[int, ...] | None = None
@@ -375,6 +377,7 @@ class JobStarted:
 class Progress:
     """Progress of a job in a phase: `done` of `total` tokens or denoise steps, 0 if unknown.
 
+    `answer`: of a job that streams, its answer as far as it is written.
     The phase `embed` belongs to no job: it counts the plan's prompts or start pictures.
     """
 
@@ -382,6 +385,7 @@ class Progress:
     phase: str
     done: int = 0
     total: int = 0
+    answer: str = ""
 
 
 @dataclass(frozen=True)

@@ -327,10 +327,12 @@ class TextJob(ImageJob):
     """An `i2t` or `t2t` answer by a model that also draws: a job of pictures up to its text.
 
     `prompt`: the question. `choices`: the only answers; empty if the answer is written freely.
-    Options of pictures have no effect; there are no denoise steps.
+    Options of pictures have no effect; there are no denoise steps. `streams`: the answer is told
+    while it is written, which does not change it.
     """
 
     choices: tuple[str, ...] = ()
+    streams: bool = False
 
     @property
     def draws(self) -> bool:

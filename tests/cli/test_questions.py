@@ -1,5 +1,6 @@
 """Lines that ask for a text, from the command line: files, resume, the plan, the page, refusals."""
 
+import hashlib
 import json
 import os
 import signal
@@ -70,10 +71,39 @@ def test_answers_are_files_and_lines_beside_pictures(
     again = lines_of(tmp_path / "out")
     assert again["q3"]["key"] != lines["q3"]["key"]
     (tmp_path / "out/outputs/q1.txt").write_text("changed")
+    told = run_cli("info", "out/outputs/q1.txt")
+    assert (told.code, "the answer was changed after it was written" in told.err) == (2, True)
     assert "1 done" in run_cli("generate", manifest, "-o", "out").err
-    assert (
-        "an answer (9)" in run_cli("export", "out", "-o", "set", "--allow-licence", "unknown").err
-    )
+    read_back(run_cli, tmp_path, again["hello"])
+
+
+def read_back(run_cli: Callable[..., Any], tmp_path: Path, hello: dict[str, Any]) -> None:
+    """`info` and `replay` of an answer, and two runs whose answers differ."""
+    told = run_cli("info", "out/outputs/hello.txt", "--json")
+    record = json.loads(told.out)["record"]
+    assert record["job"]["prompt"] == "hello"
+    assert record["settings"]["dtype"] == "float32"
+    for name in ("answer", "answer_token_ids", "finish", "confidence"):
+        assert record[name] == hello[name]
+    assert "confidence: {logprob:.2f}, 4 tokens".format_map(hello["confidence"]) in run_cli(
+        "info", "out/outputs/hello.txt"
+    ).out  # fmt: skip
+    replayed = ("replay", "out/outputs/hello.txt", "--expect-equal", "-o")
+    ran = run_cli(*replayed, "again")
+    assert (ran.code, "equal: the characters of" in ran.err) == (0, True), ran.err
+    # A run that recorded another answer, which is not the one that the model gives.
+    results, file = tmp_path / "out/results.jsonl", tmp_path / "out/outputs/hello.txt"
+    lines = lines_of(tmp_path / "out")
+    file.write_text("goodbye\n")
+    lines["hello"]["answer"] = "goodbye"
+    lines["hello"]["outputs"][0]["sha256"] = hashlib.sha256(b"goodbye\n").hexdigest()
+    results.write_text("".join(json.dumps(one) + "\n" for one in lines.values()))
+    ran = run_cli(*replayed, "other")
+    assert (ran.code, f'"goodbye", now {json.dumps(hello["answer"])}' in ran.err) == (1, True)
+    ran = run_cli("diff", "out", "again")
+    assert (ran.code, "hello: answer " in ran.out) == (1, True), ran.out
+    ran = run_cli("eval", "psnr", "out", "out")
+    assert (ran.code, "hello" in ran.out) == (0, False), ran.err
 
 
 def test_what_asks_for_no_drawing_is_refused_where_a_drawing_is(

@@ -63,6 +63,27 @@ def job(folder: Path, name: str, number: int, sources: Iterable[int] = (), **mor
     return line | {"result": result | more}
 
 
+def answer(folder: Path, name: str, text: str | None, sources: Iterable[int] = ()) -> Line:
+    """A question and its answer as one; None: the model chose none of `yes` and `no`."""
+    photos = [picture(folder.parent / f"photos/{n}.jpg", 1000 + n) for n in sources]
+    file = folder / f"outputs/{name}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{text}\n" if text else "")
+    line: Line = {"custom_id": name, "task": "i2t" if photos else "t2t", "prompt": "what is it?"}
+    line |= {"model": "tiny-image", "images": [f"../photos/{photo.name}" for photo in photos]}
+    told: Line = {"answer": text, "finish": "stop", "thought": "A thought."}
+    told |= {"confidence": {"logprob": -0.5, "tokens": 3}}
+    if text in ("yes", None):
+        line["choices"] = ["yes", "no"]
+        told = {"mass": 0.75} | (
+            {"answer": text, "choices": {"yes": 0.9, "no": 0.1}} if text else {}
+        )
+    output = {"path": f"outputs/{name}.txt", "sha256": sha256_of(file)}
+    result = {"custom_id": name, "status": "done", "key": f"{name:0<64}", "outputs": [output]}
+    result |= {"model_sha256": "cd" * 32, "source_sha256": list(map(sha256_of, photos))}
+    return line | {"result": result | told}
+
+
 def write_run(folder: Path, jobs: Sequence[Line]) -> Path:
     lines = [{k: v for k, v in one.items() if k != "result"} for one in jobs]
     files = {"results.jsonl": [one["result"] for one in jobs], "manifest.resolved.jsonl": lines}

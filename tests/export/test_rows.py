@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from export.runs import LICENSED, candidates, job, lone_jobs, picture, write_lines, write_run
+from export.runs import (
+    LICENSED,
+    answer,
+    candidates,
+    job,
+    lone_jobs,
+    picture,
+    write_lines,
+    write_run,
+)
 
 from hyimg_cli.export.formats import FORMATS, read_rows
 from hyimg_cli.export.rows import Row, _pairs
@@ -306,3 +315,41 @@ def test_webdataset_reads_every_row(export: Export, tmp_path: Path) -> None:
         assert read[line["custom_id"]][f"result{path.suffix}"] == path.read_bytes()
     del samples
     gc.collect()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_answers_are_rows_of_their_own_configuration(
+    form: str, export: Export, tmp_path: Path
+) -> None:
+    """With and without pictures, by choice too; picks are about pictures alone."""
+    folder = tmp_path / "out"
+    jobs = [
+        job(folder, "cat", 0, [3]),
+        answer(folder, "what", "a cat", [3, 4]),
+        answer(folder, "again", "a cat", [3, 4]),
+        answer(folder, "open", "yes", [3]),
+        answer(folder, "silent", None, [3]),
+        answer(folder, "hello", "hello"),
+    ]
+    write_run(folder, jobs)
+    # A pick that has not seen any of these.
+    picks = {"candidate_of": "dog", "picked": [], "missing": [], "chosen_by": "rule"}
+    picks |= {"ranking": [], "rejected": [], "rule": {}}
+    write_lines(folder / "picks.jsonl", [picks])
+    info = export(folder, "-o", "data", "--format", form, "--rejected")
+    rows = rows_of(tmp_path / "data", "answers")
+    assert rows.keys() == {"what", "open", "hello"}
+    rejected = rejected_in(tmp_path / "data")
+    assert rejected.pop("cat") == ["not in the last pick: run hyimg pick again"]
+    assert rejected == {"again": ["duplicate of what"]}
+    assert info["left_out"] == {"without an answer": 1}
+    assert info["counts"] == {"answers/train": 3}
+    what, chosen = rows["what"], rows["open"]
+    assert (what["answer"], what["text"], what["finish"]) == ("a cat", "A thought.", "stop")
+    assert (what["logprob"], what["tokens"], len(what["source"])) == (-0.5, 3, 2)
+    assert what["source"][0].data == (tmp_path / "photos/3.jpg").read_bytes()
+    assert (chosen["answer"], chosen["choices"]) == ("yes", ["yes", "no"])
+    assert (chosen["probabilities"], chosen["mass"]) == ([0.9, 0.1], 0.75)
+    (folder / "outputs/what.txt").write_text("a dog")
+    info = export(folder, "-o", "changed", "--format", form, code=1)
+    assert rows_of(tmp_path / "changed", "answers").keys() == {"again", "open", "hello"}

@@ -1,13 +1,16 @@
 """Questions over HTTP: the official client, the manifest's answer, and a server as a judge."""
 
+import asyncio
 import base64
 import json
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import openai
 import pytest
@@ -21,6 +24,8 @@ from hyimg_cli.models.protocols import Answer
 from hyimg_cli.scoring.judge import judge
 from hyimg_cli.scoring.scorers import scorers_of
 from hyimg_cli.serve.app import HttpServer
+from hyimg_cli.serve.chat import chunks
+from hyimg_cli.serve.online import OnlineRun
 from hyimg_cli.settings.run import BatchConfig, CandidatesConfig, OutputConfig, RunConfig
 from hyimg_cli.settings.values import BadValue
 
@@ -77,6 +82,87 @@ def test_the_official_client_gets_the_manifests_answer(
     assert text.choices[0].message.content
 
 
+@pytest.mark.parametrize("bot_task", ["none", "think"])
+def test_a_stream_is_the_answer_as_it_is_written(
+    client: openai.OpenAI, write_picture: Any, monkeypatch: pytest.MonkeyPatch, bot_task: str
+) -> None:
+    """A token at a time; what is thought is not part of it."""
+    told, step = list[str](), OnlineRun.add
+
+    def heard(self: OnlineRun, event: Any) -> None:
+        step(self, event)
+        told.append(getattr(event, "answer", ""))
+
+    monkeypatch.setattr(OnlineRun, "add", heard)
+    asked: Any = {"model": "tiny-image", "max_tokens": 40, "extra_body": {"bot_task": bot_task}}
+    asked["messages"] = [{"role": "user", "content": content(write_picture())}]
+    stream = client.chat.completions.create(
+        stream=True, stream_options={"include_usage": True}, **asked
+    )
+    (first, *parts, end, usage) = stream
+    assert first.choices[0].delta.role == "assistant"
+    assert all(one.choices[0].finish_reason is None for one in parts)
+    said = [one.choices[0].delta.content or "" for one in parts]
+    written = [*dict.fromkeys(filter(None, told))]
+    assert len(written) > 5
+    assert all(b.startswith(a) for a, b in pairwise(written))
+    assert all(said)
+    whole = client.chat.completions.create(**asked)
+    assert "".join(said) == whole.choices[0].message.content == written[-1]
+    assert end.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert end.to_dict()["hyimg"]["warnings"] == whole.to_dict()["hyimg"]["warnings"]  # type: ignore[index]
+    assert usage.choices == []
+    assert usage.usage is not None
+    assert usage.usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.usage.prompt_tokens > 40
+    thought = whole.to_dict()["hyimg"].get("thought")  # type: ignore[attr-defined]
+    assert bool(thought) == (bot_task == "think")
+
+
+def test_chunks_come_before_the_end_and_an_error_ends_them() -> None:
+    """A job that begins again is waited for; one that comes out differently is an error."""
+
+    async def read(*steps: Any) -> list[dict[str, Any]]:
+        run = Told()
+        found = chunks(cast(Any, run), "", has_usage=False)
+        lines = [await anext(found)]
+        for step in steps:
+            step(run)
+            lines += [await anext(found)]
+        lines += [one async for one in found]
+        return [json.loads(one[6:]) for one in lines if one != b"data: [DONE]\n\n"]
+
+    def ended(run: Told) -> None:
+        run.entries["q"] = {}
+        run.tell("red c")
+
+    lines = asyncio.run(read(lambda run: run.tell("red"), lambda run: (run.tell("r"), ended(run))))
+    deltas = [one["choices"][0]["delta"].get("content") for one in lines]
+    assert deltas == ["", "red", " circle", None]
+    lines = asyncio.run(read(lambda run: run.tell("blue"), ended))
+    assert lines[-1]["error"]["code"] == "output.rewritten"
+
+
+class Told:
+    """A run whose answer is `red circle`."""
+
+    created, line, error = 1, {"x_model": "toy"}, None
+    jobs: ClassVar = [SimpleNamespace(custom_id="q")]
+
+    def __init__(self) -> None:
+        self.said, self.entries = dict[str, str](), dict[str, Any]()
+        self.news, self.work = asyncio.Event(), asyncio.Future[None]()
+
+    def tell(self, text: str) -> None:
+        self.said["q"] = text
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def body(self, base: str, names: list[str]) -> dict[str, Any]:
+        choice = {"message": {"content": "red circle"}, "finish_reason": "stop"}
+        return {"choices": [choice], "hyimg": {}}
+
+
 def test_two_at_once_get_the_answers_of_each_alone(http: TestClient, write_picture: Any) -> None:
     picture = write_picture()
 
@@ -129,8 +215,12 @@ def test_a_server_is_a_judge(
         ({"messages": [{"role": "assistant", "content": "x"}]}, "messages"),
         ({"messages": "x"}, "messages"),
         ({"n": 2}, "n"),
-        ({"stream": True}, "stream"),
-        ({"logprobs": True}, "logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"logprobs": True, "top_logprobs": 3}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stream": True, "logprobs": True}, "logprobs"),
         ({"tools": []}, "tools"),
         ({"model": "other"}, "model"),
     ],

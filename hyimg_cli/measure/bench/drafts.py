@@ -11,6 +11,7 @@ Intervals are of a bootstrap over tasks, 90 %. All of it is by this scorer: its 
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +60,8 @@ def compare_drafts(
 ) -> dict[str, Any]:
     """Draw every candidate in full and in these draft steps, score them all, and compare.
 
-    Every part resumes. The result is also in `drafts.json` in the request's folder.
+    Every part resumes. The result is also in `drafts.json` in the request's folder. A scorer that
+    has no two values in any line has no rows, but a `fault`. Raises UsageError if all are so.
     """
     folder, config = request.config.output.folder, request.config.candidates
     if not (scorers := scorers_of(config, request.config.model)):
@@ -78,14 +80,29 @@ def compare_drafts(
         score_candidates(every, scorers, file, config, tell, questions=questions)
     found: dict[str, Any] = {}
     for scorer in scorers:
-        tasks = _tasks(pools, scorer, file.means())
-        if not tasks:
-            raise UsageError(f"no line has two candidates that {scorer.name} gave a value")
-        rows = [judge_drafts(tasks, steps, redone) for steps in counts for redone in _REDONE]
+        scores = file.means()
+        tasks = _tasks(pools, scorer, scores)
+        rows = (
+            []
+            if not tasks
+            else [judge_drafts(tasks, steps, redone) for steps in counts for redone in _REDONE]
+        )
         left_out = len(pools[0]) - len(tasks)
         found[scorer.name] = {"tasks": len(tasks), "left_out": left_out, "rows": rows}
+        if not tasks:  # the other scorers may have values
+            found[scorer.name]["fault"] = _usual_fault(pools[0], scorer, scores)
+    if not any(one["tasks"] for one in found.values()):
+        faults = "; ".join(f"{name}: {one['fault']}" for name, one in found.items())
+        raise UsageError(f"no line has two candidates with a value ({faults})")
     replace_file(folder / "drafts.json", (json.dumps({"scorers": found}, indent=2) + "\n").encode())
     return found
+
+
+def _usual_fault(full: Groups, scorer: Scorer, scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the most frequent reason why a scorer gave no value."""
+    keys = (one.key(scorer.identity, scorer.declared["needs"]) for one in all_in(full))
+    faults = Counter(scores.get(key, {}).get("fault") or "" for key in keys)
+    return max(filter(None, faults), key=faults.__getitem__, default="a line needs two candidates")
 
 
 def _drafts(steps: int, jobs: Sequence[Job]) -> list[Job]:

@@ -13,14 +13,22 @@ from hyimg_cli.errors import HyimgError, OutputFolderError, UsageError
 from hyimg_cli.journal.journal import OUTPUTS, RESOLVED, RESULTS, RunFolder
 from hyimg_cli.journal.past_run import object_in, past_jobs, read_run_info
 from hyimg_cli.spec import digest
-from hyimg_cli.spec.job import DRAWN_FILES, EDIT_SUFFIXES, FORMATS, LAYER_MARK, Encoding
+from hyimg_cli.spec.job import (
+    ANSWER_SUFFIX,
+    DRAWN_FILES,
+    EDIT_SUFFIXES,
+    FORMATS,
+    LAYER_MARK,
+    Encoding,
+)
 from hyimg_cli.spec.options import MAX_LAYERS
 
 # Precedes the file's name in the title of a replay's manifest.
 TITLE = "replay of "
 # The suffixes of the model's own drawings for an edit that was put back on its source.
 REDRAWS = {kind: EDIT_SUFFIXES[kind] for kind, _ in DRAWN_FILES}
-_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAWS.values(), ".mp4", ".json")
+_SUFFIXES = (*(Encoding(kind).suffix for kind in FORMATS), *REDRAWS.values())
+_SUFFIXES += (".mp4", ".json", ANSWER_SUFFIX)
 
 
 def read_resolved(file: Path, custom_id: str) -> dict[str, Any]:

@@ -8,12 +8,15 @@ from typing import Any
 from hyimg_cli.errors import HyimgError
 from hyimg_cli.measure.distances import measured
 from hyimg_cli.measure.pairs import Pair
+from hyimg_cli.measure.replay.records import Records
 from hyimg_cli.measure.replay.run_folder import REDRAWS, frames_digest
 from hyimg_cli.media.carried import own_picture
 from hyimg_cli.media.frames import read_frames
 from hyimg_cli.media.images import pixel_digest, read_image
-from hyimg_cli.media.recorded import Described, Record, read_described
+from hyimg_cli.media.recorded import Described, Record
 from hyimg_cli.quality.metrics import PIXEL_METRICS, number_to_json
+from hyimg_cli.settings.values import shown
+from hyimg_cli.spec.job import ANSWER_SUFFIX
 
 _PSNR, _MAX_ABS = PIXEL_METRICS["psnr"], PIXEL_METRICS["max_abs"]
 
@@ -50,7 +53,8 @@ def answer_to(
 ) -> tuple[Path, str]:
     """Return the file of a replay's `line` to compare with the original, and its pixel digest.
 
-    For a redraw, the replay's redraw; for a layer, the replay's `layer`; else the result.
+    The digest of an answer is empty. For a redraw, the replay's redraw; for a layer, the replay's
+    `layer`; else the result.
     """
     for kind, suffix in REDRAWS.items():
         if original.name.endswith(suffix) and line.get("edit"):
@@ -58,21 +62,26 @@ def answer_to(
             return redraw, pixel_digest(read_image(redraw).pixels)
     own = (one for one in line["outputs"] if one.get("layer", 0) == layer)
     output = next(own, line["outputs"][0])
-    return folder / output["path"], str(output["pixel_sha256"])
+    return folder / output["path"], str(output.get("pixel_sha256", ""))
 
 
 def verdict(described: Described, original: Path, made: Path, pixel_sha256: str) -> ReplayVerdict:
     """Compare the replay `made`, whose result line has `pixel_sha256`, with the original.
 
+    An answer is compared by its text.
+
     Raises SourceImageError if the original cannot be decoded.
     """
-    record = read_described(made).record
+    record = Records().read(made).record
     assert described.record is not None, "the original was replayed from its record"
     assert record is not None, "a replay writes its record"
     compared, is_equal = _equality(original, described.record, made, pixel_sha256)
     if is_equal:
         return ReplayVerdict(compared, equal=True)
     reasons = tuple(_reasons(described.record, record))
+    if described.kind == "answer":
+        texts = f"{shown(described.record.answer)}, now {shown(record.answer)}"
+        return ReplayVerdict(compared, equal=False, not_measured=texts, reasons=reasons)
     try:
         (apart,) = measured([Pair(original.name, original, made)], (_PSNR, _MAX_ABS))
     except HyimgError as error:  # other sizes, or other numbers of frames
@@ -82,7 +91,9 @@ def verdict(described: Described, original: Path, made: Path, pixel_sha256: str)
 
 
 def _equality(original: Path, record: Record, made: Path, pixel_sha256: str) -> tuple[str, bool]:
-    """Return which pixels of the two can be compared, and whether they are equal."""
+    """Return what of the two can be compared, and whether it is equal."""
+    if made.suffix == ANSWER_SUFFIX:
+        return "characters", original.read_bytes() == made.read_bytes()
     if "quality" in record.job:  # a picture that lost something when it was written
         if record.pixel_sha256:
             return "pixels before compression", record.pixel_sha256 == pixel_sha256

@@ -224,7 +224,8 @@ class ContinuousBatch:
             if error := read.get(decoding):
                 yield from self._lose(work, error)
             elif decoding in read:
-                yield work, Progress(work.job.custom_id, "think", decoding.count)
+                said = work.stages.answer_so_far(work.job, decoding)
+                yield work, Progress(work.job.custom_id, "think", decoding.count, answer=said)
 
     def _unfinished(self, batch: Sequence[ImageRequest]) -> list[DecodeRequest]:
         going = self._at.thinking.items()

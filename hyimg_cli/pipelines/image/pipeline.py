@@ -13,13 +13,15 @@ from typing import Any, Protocol
 from hyimg_cli.errors import JobError
 from hyimg_cli.journal.edit_facts import edit_warnings
 from hyimg_cli.journal.journal import JobFolder
-from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs
+from hyimg_cli.journal.keys import confirm_dtype, confirm_graphs, file_provenance
 from hyimg_cli.kernels.devices import peak_memory_mb, starts_slowly, synchronize
 from hyimg_cli.kv.returns import Returns
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.manifest.planner import size_class_of
+from hyimg_cli.manifest.resolved import public_line
 from hyimg_cli.manifest.written import Replay
 from hyimg_cli.media.images import SourceImage, read_view
+from hyimg_cli.media.metadata import job_record
 from hyimg_cli.memory.available import available_memory, batch_sizes
 from hyimg_cli.memory.fit import memory_guard, spare_bytes
 from hyimg_cli.memory.footprint import Together, prefetches_sources, prompt_tokens
@@ -200,12 +202,20 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
             else None,
             "mass": float(f"{choice.mass:.6g}") if choice else None,
             "thought": answer.thought,
+            "record": self._record_of(done),
             "cot_from": done.cot_from,
             "confidence": done.cached.confidence if done.cached else None,
             "kv_reuse": done.reuse,
             "batch": done.batch,
             "parallel": None if self._ranks is None else self._ranks.report(),
         }
+
+    def _record_of(self, done: ImageRequest) -> dict[str, Any] | None:
+        """Return the record of an answer; None if files are to have none."""
+        if not self._config.output.metadata:
+            return None
+        made_by = file_provenance(done.job, self._config)
+        return job_record(public_line(done.job), made_by, done.source_sha256)
 
     def forget(self) -> None:
         self._sources.clear()

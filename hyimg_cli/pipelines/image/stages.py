@@ -45,6 +45,8 @@ ReadSource = Callable[[View], tuple[SourceImage, float]]
 EncodeSource = Callable[..., tuple[Encoded, float]]
 # Tolerance of height / width in `infer_align_image_size`. Source: HunyuanImage-3.0-Instruct.
 _SAME_RATIO = 0.01
+# What the bytes of a character are decoded to until the token with the last of them is written.
+_INCOMPLETE = "\ufffd"
 NO_CHOICE = "the model does not answer with one of the choices"
 
 
@@ -258,6 +260,16 @@ class ImageStages:
             ar_taken_tokens=len(work.cached.fed) if work.cached else 0,
         )
         work.cached = written
+
+    def answer_so_far(self, job: ImageJob, decoding: DecodeRequest) -> str:
+        """Return what is written of an answer that streams; a later one continues it."""
+        if not (isinstance(job, TextJob) and job.streams):
+            return ""
+        ids = decoding.ids_so_far
+        answer = self.model.answer(job, GeneratedText(ids, self.model.decode_text(ids)))
+        if job.bot_task == "think" and answer.thought is None:  # it still thinks
+            return ""
+        return answer.text.rstrip(_INCOMPLETE)
 
     def _end_answer(
         self, work: ImageRequest, job: TextJob, written: CachedText | None

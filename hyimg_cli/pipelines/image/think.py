@@ -90,6 +90,12 @@ class DecodeRequest:
         return len(self._written)
 
     @property
+    def ids_so_far(self) -> tuple[int, ...]:
+        """The text's ids as if it ended after those that are known."""
+        ending = () if self.is_done else (self._script.end,)
+        return (*self._written, *ending)
+
+    @property
     def can_step(self) -> bool:
         """True if another token can be chosen now.
 

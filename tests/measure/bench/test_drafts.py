@@ -1,6 +1,10 @@
 """Whether drafts are worth it: tasks whose answers are known, and a scorer that knows nothing."""
 
+import json
+from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,3 +52,21 @@ def test_the_expected_best_is_that_of_every_choice() -> None:
     assert [expected_best(values, k) for k in range(1, 6)] == pytest.approx(by_count)
     assert expected_best(values, 2.25) == pytest.approx(0.75 * by_count[1] + 0.25 * by_count[2])
     assert expected_best(values, 9.0) == 7.0
+
+
+def test_a_scorer_without_a_value_leaves_the_others_theirs(
+    run_cli: Callable[..., Any], write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    """`ask` of a toy that was not taught to answer, next to `confidence`; alone it is an error."""
+    line = {"custom_id": "a", "prompt": "put something next to the ball", "bot_task": "recaption"}
+    manifest = write_manifest(line | {"num_inference_steps": 2, "max_new_tokens": 12})
+    words = ("bench", "--compare", "drafts", "--manifest", manifest, "--candidates", "2")
+    words += ("--draft-steps", "1", "-o", "b", "--score")
+    ran = run_cli(*words, "confidence", "--score", "ask:is it red?")
+    assert ran.code == 0, ran.err
+    assert "by ask: no line has two candidates with a value: tiny-image was not taught" in ran.out
+    assert "by confidence, over 1 lines" in ran.out
+    found = json.loads((tmp_path / "b/drafts.json").read_text())["scorers"]
+    assert (found["ask"]["rows"], len(found["confidence"]["rows"])) == ([], 2)
+    ran = run_cli(*words, "ask:is it red?")
+    assert (ran.code, "ask: tiny-image was not taught to answer" in ran.err) == (2, True)

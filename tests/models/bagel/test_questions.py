@@ -1,6 +1,7 @@
 """Answers about pictures: the published code's ids and logits, and what its prompts hold."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from safetensors.torch import load_file
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.bagel.family import Bagel
+from hyimg_cli.models.bagel.prompter import ANSWER_PROMPT
+from hyimg_cli.models.protocols import Context, Prefill
 from hyimg_cli.pipelines.image.stages import ImageRequest
 
 from .conftest import GOLDEN, Runs
@@ -90,3 +93,38 @@ def test_a_system_prompt_is_refused(bagel: Bagel, kind: Any) -> None:
     job = question("q", "?", use_system_prompt=kind, system_prompt="Be brief.")
     with pytest.raises(JobError):
         bagel.prompter.check(job)
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize("modes", [(), ("RGB", "RGBA"), ("RGBA", "RGB", "RGB")])
+def test_the_answer_of_a_twin_that_keeps_nothing(
+    bagel: Bagel, pictures: Any, modes: tuple[str, ...], thinks: bool
+) -> None:
+    """The sequence is spelled out, and each token is computed with all before it anew."""
+    job = question("q", "which one has a house?", [pictures(one) for one in modes], tokens=7)
+    job = replace(job, model="bagel", bot_task="think" if thinks else "none")
+    done = Runs(bagel).one(job)
+    words, marks = bagel.prompter.vocabulary, bagel.prompter.markers
+    texts = [ANSWER_PROMPT, job.prompt] if thinks else [job.prompt]
+    ids, system = list[int](), texts[:-1]
+    for text in system:
+        ids += [marks.bos, *words.encode(text), marks.eos]
+    for source in done.sources:
+        shape: Any = source.shape
+        ids += [marks.start, *[-2] * shape.vit.cells, marks.end]
+    ids += [marks.bos, *words.encode(job.prompt), marks.eos, marks.bos]
+    layout = bagel.prompter.opening(job, [one.shape for one in done.sources]).layout
+    assert list(layout.ids) == ids
+    assert done.text.ids is not None
+    # At the limit, which counts the first marker, the last one closes it.
+    is_cut = done.answer is not None and done.answer.finish == "length"
+    written, found = list(done.text.ids[1 : -1 if is_cut else None]), list[int]()
+    while len(found) < len(written):
+        buffer = bagel.new_buffer(len(ids) + 8)
+        (hidden,) = bagel.prefill([Prefill(layout, ids, done.sources, buffer, len(ids))])
+        context = Context([*ids], buffer, hidden, layout)
+        if found:
+            bagel.feed([(context, found)])
+        found.append(int(bagel.text_logits([context])[0].argmax()))
+    assert written == found
+    assert len(found) == 6 or not is_cut
