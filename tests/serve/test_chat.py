@@ -136,9 +136,13 @@ def test_chunks_come_before_the_end_and_an_error_ends_them() -> None:
         run.entries["q"] = {}
         run.tell("red c")
 
-    lines = asyncio.run(read(lambda run: run.tell("red"), lambda run: (run.tell("r"), ended(run))))
+    def anew(run: Told) -> None:
+        run.tell("r")
+        ended(run)
+
+    lines = asyncio.run(read(lambda run: run.tell("red"), lambda run: run.tell("red ci"), anew))
     deltas = [one["choices"][0]["delta"].get("content") for one in lines]
-    assert deltas == ["", "red", " circle", None]
+    assert deltas == ["", "red", " ci", "rcle", None]
     lines = asyncio.run(read(lambda run: run.tell("blue"), ended))
     assert lines[-1]["error"]["code"] == "output.rewritten"
 
