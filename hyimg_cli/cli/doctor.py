@@ -25,7 +25,7 @@ def doctor(
     ctx: typer.Context,
     what: str | None = typer.Argument(
         None,
-        metavar="[determinism]",
+        metavar="determinism",
         show_default=False,
         help="Instead, draw one picture with the chosen model three times: alone, again and in a "
         "batch, and report which are equal to the bit.",

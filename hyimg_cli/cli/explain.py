@@ -35,7 +35,7 @@ def _codes(incomplete: str) -> list[str]:
 def explain(
     codes: list[str] = typer.Argument(
         None,
-        metavar="[CODE]...",
+        metavar="CODE",
         show_default=False,
         autocompletion=_codes,
         help="Codes as messages show them, or the word that they begin with.",

@@ -28,7 +28,7 @@ def pull(
     ),
     file: str | None = typer.Argument(
         None,
-        metavar="[FILE]",
+        metavar="FILE",
         show_default=False,
         help="Fetch only this .gguf or .safetensors file of it, for --model FILE --components ID.",
     ),

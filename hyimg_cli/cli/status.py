@@ -18,7 +18,7 @@ _RUNS = Path("runs")
 def status(
     folders: list[Path] = typer.Argument(
         None,
-        metavar="[RUN]...",
+        metavar="RUN",
         parser=o.place,
         show_default=False,
         help="Run folders or addresses: the -o of hyimg generate. Default: every run in runs.",

@@ -47,6 +47,7 @@ def test_no_name_is_cut(
             assert {*parameter.opts, *parameter.secondary_opts} - {"--output-dir"} <= told
             assert "--output-dir" not in told
     assert "…" not in "".join(shown.split()).replace('{"a":…,"b":…}', "")
+    assert "[[" not in shown
     assert max(map(len, shown.splitlines())) <= columns
 
 

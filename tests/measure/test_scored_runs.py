@@ -1,6 +1,7 @@
 """Scored runs by the command: what is missing is named, and then there is no single number."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,17 @@ def test_the_page_shows_the_comparison_and_the_pairs(scored: Lab) -> None:
     assert page.count('<article class="compare">') == 6
     assert "paint cat-0" in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_the_page_says_why_it_is_a_warning(scored: Lab) -> None:
+    """Two decimals as in the text; what is missing stands beside the verdict."""
+    scored.draw("b", cat_3={"failed": "out of memory"})
+    assert scored.compare("a", "b", "--page", "scores.html").code == 1
+    page = Path("scores.html").read_text(encoding="utf-8")
+    assert page.index("1 result of B without all scores") < page.index("<pre")
+    facts = re.findall(r"<dt>(A|B|A - B)</dt>\s*<dd>([^<]*)</dd>", page)
+    assert {name for name, _ in facts} == {"A", "B", "A - B"}
+    assert all(re.fullmatch(r"[+-]?\d+\.\d\d", value) for _, value in facts), facts
 
 
 @pytest.mark.parametrize(

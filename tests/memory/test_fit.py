@@ -41,6 +41,7 @@ from hyimg_cli.settings.run import (
 )
 from hyimg_cli.spec.job import Job
 from hyimg_cli.spec.plan import Plan
+from hyimg_cli.spec.units import bytes_text
 
 GB = 10**9
 CPU = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="bfloat16"))
@@ -137,6 +138,13 @@ def test_a_model_takes_the_fastest_offload_that_fits_unless_the_user_decides(
     there = AvailableMemory(most[1], "cuda:0")
     alone = replace(plain, model=replace(plain.model, auto_fit=False))
     assert check_fit("tiny-video", jobs, alone, there).config is alone
+    # Where only the weights fit, the moment that is short is named.
+    weights = [need("tiny-video", jobs[:1], config).total for config in turns]
+    refused = check_fit("tiny-video", jobs, plain, AvailableMemory(weights[0] - 1))
+    assert max(weights[1:]) < weights[0] < most[-1]
+    assert not refused.is_enough
+    assert "--cpu-offload model would fit with" in refused.remedy
+    assert f"one job needs about {bytes_text(most[1])} to decode" in refused.remedy
     # Main memory must hold what waits.
     narrow = check_fit("tiny-video", jobs, plain, replace(there, main=10))
     assert narrow.config is plain

@@ -198,10 +198,10 @@ def test_drawing_that_is_killed_asks_a_judge_for_nothing_twice(
     endpoint: Any, tmp_path: Path
 ) -> None:
     """Of `generate --repeat`: each candidate that was drawn has each of its scores, asked once."""
-    rng, kills, repeats, candidates = random.Random(3), 20, 3, 4
-    lines = [{"custom_id": f"job-{n}", "prompt": f"number {n}", **DRAW} for n in range(15)]
+    rng, kills, repeats, candidates = random.Random(3), 20, 3, DRAW["n"]
+    lines = [{"custom_id": f"job-{n}", "prompt": f"number {n}", **DRAW} for n in range(12)]
     (tmp_path / "jobs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    words = ("generate", "jobs.jsonl", "-o", "out", "--n", str(candidates), "--no-report", "-q")
+    words = ("generate", "jobs.jsonl", "-o", "out", "--no-report", "-q")
     words += ("--score", "judge:m", "--judge-url", endpoint.url, "--repeat", str(repeats))
     endpoint.every_s = 0.1
     scores, results = tmp_path / "out/scores.jsonl", tmp_path / "out/results.jsonl"
