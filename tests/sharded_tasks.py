@@ -28,7 +28,7 @@ def written(model: HunyuanImage3, job: ImageJob, tree: Any = None) -> Tensor:
     """Logits behind the prompt and behind each of some tokens; the prompt's K/V in `tree`."""
     opening = model.opening(job, [])
     assert opening is not None
-    buffer = model.new_buffer(opening.capacity)
+    buffer = model.new_buffer()
     ids = opening.ids
     segments = model.segments(opening.layout, ids, [], len(ids) - 1)
     tree = KVTree(0) if tree is None else tree
@@ -51,9 +51,9 @@ def drawn(model: HunyuanImage3, job: ImageJob) -> dict[str, Tensor]:
     bucket, layout = canvas.bucket, canvas.branches[0].layout
     rows = (layout.ids, layout.unconditional_ids)
     common = next(n for n, (a, b) in enumerate(zip(*rows, strict=True)) if a != b)
-    first = model.new_buffer(len(layout.ids))
+    first = model.new_buffer()
     model.prefill([Prefill(layout, layout.ids, [], first, layout.live_start)])
-    second = model.new_buffer(len(layout.ids))
+    second = model.new_buffer()
     second.copy_prefix(first, common)
     model.prefill([Prefill(layout, layout.unconditional_ids, [], second, layout.live_start)])
     branches = [model.branch(layout, buffer) for buffer in (first, second)]

@@ -87,7 +87,7 @@ def test_a_picture_in_tiles(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
     """Nothing waits copy by copy, and what comes back is on the layers' devices."""
     _noted(bench.gpu)
-    buffer = bench.network.new_buffer(100)
+    buffer = bench.network.new_buffer()
     buffer.commit(80)
     held = buffer.cut(0, 64)
     before = bench.gpu.live
@@ -98,7 +98,7 @@ def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
     assert bench.gpu.live == before - size
     back = host.to_devices(bench.network.layer_devices)
     assert bench.gpu.live == before
-    bench.network.new_buffer(100).extend(back)
+    bench.network.new_buffer().extend(back)
     assert not bench.gpu.waits
     assert not bench.gpu.reads
 
@@ -115,7 +115,7 @@ def _encoded_beside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     kept.prefetch(image)
     found, _ = kept.encode(image)
     layout = bench.load.layout
-    buffer = bench.network.new_buffer(layout.live_stop)
+    buffer = bench.network.new_buffer()
     bench.network.prefill([Prefill(layout, layout.ids, [found.rows], buffer, layout.live_start)])
     return bench.gpu.strays
 

@@ -50,7 +50,7 @@ def test_a_context_is_as_large_as_its_buffer(
     shapes = [family.prompter.source_shape(family.prompter.fit(64, 64)[0], None)]
     opening = family.prompter.opening(writes, shapes)
     assert opening.capacity == len(opening.ids) + 30 + 8
-    buffer = family.new_buffer(opening.capacity)
+    buffer = family.new_buffer()
     assert needs([writes], family.card, CONFIG).share.context == buffer.nbytes
 
 

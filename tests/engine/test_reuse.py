@@ -107,7 +107,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     canvas = family.canvas(job, encoded, GeneratedText())
     bucket, layout = canvas.bucket, canvas.branches[0].layout
     stop = shared_length(layout) + ahead
-    buffer = family.new_buffer(stop)
+    buffer = family.new_buffer()
     with torch.no_grad():
         family.network.prefill(
             [Prefill(layout, layout.ids, [e.rows for e in encoded], buffer, stop)]
@@ -181,7 +181,7 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
     velocities = []
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
         ids = (*layout.ids[: layout.live_stop], *tail)
-        buffer = family.new_buffer(len(ids) + 1)
+        buffer = family.new_buffer()
         family.prefill([Prefill(layout, ids, [], buffer, layout.live_start)])
         branch = family.branch(layout, buffer)
         noise = family.initial_latents(bucket, 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from hyimg_cli.kernels.pointer_decode import pointer_decode
 from kernels import cases, decode_cases, ops_cases
 
 from hyimg_cli.kernels import pointer_decode as pointer
@@ -21,7 +22,6 @@ from hyimg_cli.kernels.decode_attention import KVPointers, plain_decode
 from hyimg_cli.kernels.experts import plain_experts, routed_experts
 from hyimg_cli.kernels.fused_ops import FusedOps
 from hyimg_cli.kernels.ops import PLAIN
-from hyimg_cli.kernels.pointer_decode import pointer_decode
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.layers import FusedPart
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
@@ -100,7 +100,7 @@ def _network_of_fused_rows() -> float:
             if isinstance(part, FusedPart):
                 part.ops = kernels
         with torch.no_grad():
-            hidden.append(model.network.feed([(range(5, 25), model.new_buffer(40))]))
+            hidden.append(model.network.feed([(range(5, 25), model.new_buffer())]))
             hidden[-1] = model.network.text_logits(hidden[-1])
     return cases.relative(hidden[1], hidden[0])
 
@@ -115,9 +115,9 @@ def _network_by_pointers() -> float:
     graphs = DecodeGraphs(model.network, attend, lambda compute: compute)
     apart = 0.0
     with torch.no_grad():
-        buffers = [model.new_buffer(80 + n) for n in range(3)]
+        buffers = [model.new_buffer() for n in range(3)]
         model.network.feed([(range(5, 75 - 20 * n), b) for n, b in enumerate(buffers)])
-        plain = [model.new_buffer(buffer.capacity) for buffer in buffers]
+        plain = [model.new_buffer() for buffer in buffers]
         for copy, buffer in zip(plain, buffers, strict=True):
             copy.copy_prefix(buffer, buffer.length)
         for ids in ([9, 8, 7], [20, 30, 40]):

@@ -137,13 +137,13 @@ def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> No
     model = over_ranks(pool, 2, torch.float32)
     tree: KVTree[Slice] = KVTree(10**9)
     written(model, job, tree)
-    buffer = model.new_buffer(1)
+    buffer = model.new_buffer()
     pool.stop()
     with pytest.raises(RankError, match="were lost with the ranks") as raised:
         written(model, job, tree)
     assert (raised.value.code, raised.value.retryable) == ("rank.lost", True)
     with pytest.raises(RankError):
-        model.new_buffer(2).copy_prefix(buffer, 0)
+        model.new_buffer().copy_prefix(buffer, 0)
 
 
 def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
@@ -256,7 +256,7 @@ def branches(
         opening = model.opening(job, [])
         assert opening is not None
         ids, stop = list(opening.ids), len(opening.ids)
-        context = Context(ids, model.new_buffer(opening.capacity), None)
+        context = Context(ids, model.new_buffer(), None)
         assert context.buffer is not None
         model.prefill([Prefill(opening.layout, ids, [], context.buffer, stop)])
     clock = PhaseClock(0.0, lambda: None)

@@ -33,7 +33,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
         # The last row's logits for every prefix length: one prefill each, as the engine does it.
         rows = [_last_logits(network, layout, stop) for stop in range(1, len(ids) + 1)]
         case.close("logits", torch.stack(rows)[None])
-    buffer = network.new_buffer(len(ids) + 64)
+    buffer = network.new_buffer()
     hidden = network.prefill([Prefill(layout, layout.ids, [], buffer, len(ids))])[0]
     if "greedy_tokens" in case:
         written, logits = [], []
@@ -55,7 +55,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
 
 
 def _last_logits(network: Any, layout: Layout, stop: int) -> torch.Tensor:
-    hidden = network.prefill([Prefill(layout, layout.ids, [], network.new_buffer(stop), stop)])[0]
+    hidden = network.prefill([Prefill(layout, layout.ids, [], network.new_buffer(), stop)])[0]
     return network.text_logits(hidden[None])[0]
 
 

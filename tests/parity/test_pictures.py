@@ -49,7 +49,7 @@ class Scene:
         """Every branch computed from nothing, as `generate --no-kv-reuse` does."""
         rows = [self.layout.ids, self.layout.unconditional_ids]
         count = 1 if self.network.arch.cfg_distilled else 2
-        return [self._branch(ids, self.network.new_buffer(len(ids))) for ids in rows[:count]]
+        return [self._branch(ids, self.network.new_buffer()) for ids in rows[:count]]
 
     def _branch(self, ids: Any, buffer: Any) -> Branch:
         assert self.layout.target is not None
@@ -257,7 +257,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     start, reusable = int(case["ar_decode_start"]), int(case["ar_prefix_len"])
     shared = int(case["neg_shared_prefix_len"])
     assert (layout.target.ratio, shared_length(layout)) == (reusable, shared)
-    context = network.new_buffer(len(layout.ids))
+    context = network.new_buffer()
     hidden = network.prefill([Prefill(layout, layout.ids, scene.sources, context, start)])[0]
     rows = [hidden]
     for id_ in layout.ids[start:reusable]:
@@ -273,7 +273,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     case.close("ar_prefix_kv", torch.stack(kv))
     branches = []
     for ids, prefix in ((layout.ids, reusable), (layout.unconditional_ids, shared)):
-        buffer = network.new_buffer(len(ids))
+        buffer = network.new_buffer()
         buffer.copy_prefix(context, prefix)
         network.prefill([Prefill(layout, ids, scene.sources, buffer, layout.target.live_start)])
         branches.append(network.branch(layout, buffer))

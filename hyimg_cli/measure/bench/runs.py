@@ -212,12 +212,12 @@ class Uncached(_Wrapped):
 
     def branch(self, layout: Any, buffer: Buffer) -> Callable[[], Any]:
         """Return a function that makes the branch of one denoise step."""
-        capacity, first = buffer.capacity, [buffer]
+        first = [buffer]
         # Empty if a branch has no prefix.
         ids, sources, stop = self._prefixes.get(buffer, ((), (), 0))
 
         def of_one_step() -> Any:
-            own = first.pop() if first else self._inner.new_buffer(capacity)
+            own = first.pop() if first else self._inner.new_buffer()
             if own.length < stop:
                 self._inner.prefill([Prefill(layout, ids, sources, own, stop)])
             return self._inner.branch(layout, own)

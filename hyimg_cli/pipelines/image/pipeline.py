@@ -63,9 +63,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         super().__init__(config)
         self._load = load
         self._sources, self._trips = EncodedSources(config.cache), RoundTrips()
-        self.tree = new_prefix_tree(
-            config.batch, lambda rows: rows.to_devices(self._resident().layer_devices)
-        )
+        self.tree = new_prefix_tree(config.batch, lambda rows: rows.to_device())
         self._texts = Texts()
         self._together = Together(1, 1)
         # Limits by size class, found when memory was too small; they are not exceeded again.

@@ -46,7 +46,7 @@ def plain_latents(model: Any, job: Any, canvas: Any, sources: list[Any]) -> tupl
     for step in plan.schedule.steps():
         found = []
         for own in canvas.branches:
-            layout, buffer = own.layout, model.new_buffer(own.live_stop)
+            layout, buffer = own.layout, model.new_buffer()
             encoded = [one.rows for one in sources]
             prefill = Prefill(layout, own.ids, encoded, buffer, own.live_start)
             prefix_TM, rope_2TD, seen = network._entering(prefill)
@@ -79,7 +79,7 @@ def test_it_equals_a_plain_twin_in_latents_and_in_counted_rows(
     model = CountedRows(Uncached(loaded), counted)
     branches, buffers = [], []
     for own in canvas.branches:
-        buffer = model.new_buffer(own.live_stop)
+        buffer = model.new_buffer()
         model.prefill([Prefill(own.layout, own.ids, sources, buffer, own.live_start)])
         branches.append(model.branch(own.layout, buffer))
         buffers.append(ref(buffer))

@@ -63,7 +63,7 @@ def _live(branches: list[Any], noise: Tensor) -> DenoiseInput:
 @pytest.mark.parametrize("kind", ["gen", "und"])
 def test_a_layer(loaded: Bagel, golden: dict[str, Tensor], kind: str) -> None:
     """Nine cached tokens and ten new ones: an image block, of which only the markers are und."""
-    buffer = loaded.network.new_buffer(19)
+    buffer = loaded.network.new_buffer()
     buffer.write(1, 0, golden["layer.past_keys"], golden["layer.past_values"])
     is_gen = [kind == "gen" and 0 < n < 9 for n in range(10)]
     positions = [7] * 10 if kind == "gen" else list(range(7, 17))
@@ -206,7 +206,7 @@ def _filled(network: BagelNetwork, layout: BlockLayout, source: ImageRows) -> An
     """The noise branch behind a context that was prefilled block by block."""
     *blocks, noise = layout.blocks
     context = BlockLayout(MARKERS, layout.ids[: noise.start], tuple(blocks))
-    buffer = network.new_buffer(layout.length)
+    buffer = network.new_buffer()
     for block in context.blocks:
         network.prefill([Prefill(context, context.ids, [source], buffer, block.stop)])
     return network.branch(layout, buffer)
@@ -222,12 +222,12 @@ def test_block_by_block_is_one_masked_forward(
     _, expected = _one_forward(wide, layout, source, noise)
     torch.testing.assert_close(velocity[0], expected.float(), atol=1e-6, rtol=1e-6)
     keys = branch.block.buffer.read(2, edit.full.length)[0].clone()
-    again = wide.new_buffer(edit.full.length)
+    again = wide.new_buffer()
     wide.prefill([Prefill(edit.full, edit.full.ids, [source], again, edit.full.length)])
     torch.testing.assert_close(keys, again.read(2, edit.full.length)[0], atol=1e-10, rtol=0)
     # In float64 all the way: the last state of a text behind everything.
     longer = edit.full.opening()
-    buffer = wide.new_buffer(longer.length + 8)
+    buffer = wide.new_buffer()
     state = wide.prefill([Prefill(longer, longer.ids, [source], buffer, longer.length)])[0]
     whole = longer.noise(Grid(2, 3))
     hidden, _ = _one_forward(wide, whole, source, noise)
@@ -254,7 +254,7 @@ def test_a_prefix_is_the_context_without_the_text(
 ) -> None:
     full = _filled(wide, edit.full.noise(Grid(2, 3)), source)
     layout = edit.without_text.noise(Grid(2, 3))
-    buffer = wide.new_buffer(layout.length)
+    buffer = wide.new_buffer()
     buffer.copy_prefix(full.block.buffer, edit.without_text.length)
     view = wide.branch(layout, buffer)
     own = _filled(wide, layout, source)
@@ -296,7 +296,7 @@ def test_rows_do_not_depend_on_their_company(loaded: Bagel) -> None:
         found = []
         for ids in texts:
             layout = BlockLayout(MARKERS).text(ids).opening()
-            buffer = network.new_buffer(64)
+            buffer = network.new_buffer()
             network.prefill([Prefill(layout, layout.ids, [], buffer, layout.length)])
             found.append(Context(list(layout.ids), buffer, None, layout))
         return network.feed([(one, [5]) for one in found])

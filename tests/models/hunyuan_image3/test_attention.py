@@ -59,7 +59,7 @@ def test_attention_by_pieces_equals_one_masked_softmax(small_network: Any, cut: 
         q, k, v, attn_mask=_dense(length, spans), enable_gqa=True
     )
     expected = attention.o_proj(dense[0].transpose(0, 1).flatten(1))
-    buffer = small_network.new_buffer(length)
+    buffer = small_network.new_buffer()
     parts = []
     for start, stop in ((0, cut), (cut, length)):
         piece = angles[:, start:stop]
@@ -74,7 +74,7 @@ def test_stretches_of_unequal_length_do_not_mix(small_network: Any) -> None:
     width = small_network.arch.hidden_size
     together, alone, rows, angles = [], [], [], []
     for prefix in (3, 12):
-        pair = [small_network.new_buffer(prefix + 4) for _ in range(2)]
+        pair = [small_network.new_buffer() for _ in range(2)]
         fill = torch.randn(prefix, width)
         fill_angles = rope(positions(prefix, ()), head_dim=attention.head_dim, theta=10000.0)
         for buffer in pair:
