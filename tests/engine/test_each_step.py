@@ -14,7 +14,7 @@ import pytest
 from engine.conftest import studio_of
 from engine.test_group import _Buffers
 from engine.test_shared_texts import run, sharing
-from engine.test_short_memory import FULL, limit_buffers, limited
+from engine.test_short_memory import FULL, limit_slots, limited
 
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.memory.footprint import Together, needs
@@ -302,21 +302,22 @@ def test_batches_that_do_not_fit_go_on_in_halves(
     assert "continued in halves" in str([end.warnings for end in ends.values()])
 
 
-@pytest.mark.parametrize("room", [3, pytest.param(5, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("part", [1.0, pytest.param(2.0, marks=pytest.mark.thorough)])
 def test_jobs_wait_and_begin_anew_where_memory_is_short(
     family: Any,
     mixed: list[ImageJob],
     alone: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
-    room: int,
+    part: float,
 ) -> None:
-    """Room for so many K/V buffers in all; one job alone takes three. And a picture is decoded
-    where nothing else holds any.
+    """Room for the K/V of so many jobs in all. And a picture is decoded where nothing else holds
+    any.
     """
-    alive, decode = limit_buffers(monkeypatch, room), family.decode_latents
+    limit_slots(monkeypatch, family, mixed[:12], part)
+    buffers, decode = _Buffers(monkeypatch, family), family.decode_latents
 
     def full(latents: Any) -> Any:
-        if alive[0]:
+        if buffers.alive:
             raise FULL
         return decode(latents)
 
@@ -329,7 +330,7 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     notes = str([end.warnings for end in ends.values()])
     assert (
         "not enough memory to start together with other jobs; started after them" in notes
-        or room > 3
+        or part > 1
     )
     assert "decoded after them" in notes
 
@@ -362,7 +363,7 @@ def test_a_fault_of_one_is_its_own(
 def test_no_more_kv_is_held_than_was_counted(
     family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that draw while others think, come and are decoded: see `Needs.joins`."""
+    """Jobs that draw while others think, come and are decoded."""
     alike = [
         replace(
             job,
@@ -378,8 +379,8 @@ def test_no_more_kv_is_held_than_was_counted(
     ]
     config = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
     card = replace(family.card, vae_bytes_per_pixel=0)
-    counted = replace(needs(alike, card, config, prefixes=0), joins=True).widest(Together(3, 3))
-    buffers = _Buffers(monkeypatch)
+    counted = needs(alike, card, config, prefixes=0).widest(Together(3, 3))
+    buffers = _Buffers(monkeypatch, family)
     server = Server(studio_of(family), Together(3, 3))
     for n, one in enumerate(alike):
         server.put(one, n)

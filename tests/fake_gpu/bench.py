@@ -106,6 +106,7 @@ class Bench:
         runs = []
         for _ in range(count):
             buffer = self.network.new_buffer()
+            buffer.reserve(context + 1)
             buffer.commit(context)
             runs.append((torch.zeros(1, dtype=torch.int64, device=DEVICE), buffer))
         feed = uncaptured(self.network) if by_graphs else self.network.feed
@@ -164,6 +165,7 @@ class Bench:
         branches = []
         for _ in range(2):
             buffer = self.network.new_buffer()
+            buffer.reserve(layout.live_start)
             buffer.commit(layout.live_start)
             branches.append(self.network.branch(layout, buffer))
         return DenoiseInput(self._latents(), Step(0, 0.5, 0.4, 500.0, 400.0, -0.1), 2.5, branches)

@@ -1,12 +1,13 @@
 """Tables of pages against lists of rows: whatever is shared, written, spilled and dropped.
 
-Each row has a number of its own, and the oracle is a dictionary from every table to its rows' numbers.
+Each row has a number of its own; the oracle is a dictionary from each table to its rows' numbers.
 """
 
 import gc
 import pickle
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -76,13 +77,11 @@ class World:
         assert held_pages == sum(count > 0 for count in counts)
 
     def act(self, action: str, number: int) -> None:
-        pick = lambda kind: (
-            (found := [h for h in self.rows if isinstance(h, kind)])
-            and found[  # noqa: E731
-                number % len(found)
-            ]
-        )
-        buffer, rows, host = (pick(kind) for kind in (Buffer, Rows, HostRows))
+        def picked(kind: type) -> Any:
+            found = [held for held in self.rows if isinstance(held, kind)]
+            return found[number % len(found)] if found else None
+
+        buffer, rows, host = (picked(kind) for kind in (Buffer, Rows, HostRows))
         match action:
             case "new":
                 self.rows[Buffer(self.arena)] = []
@@ -137,7 +136,7 @@ def test_every_table_has_its_rows_and_every_page_its_users(actions: list[tuple[s
     world.arena.shrink()
     world.confirm()
     assert world.follower.slots == world.arena.slots == 0
-    assert not world.arena.storage.host_bytes and not world.follower.host_bytes
+    assert world.follower.host_bytes == world.arena.storage.host_bytes == 0
 
 
 def test_nothing_leaks_in_many_operations() -> None:
@@ -150,7 +149,8 @@ def test_nothing_leaks_in_many_operations() -> None:
             world.confirm()
     world.confirm()
     world.rows.clear()
-    assert world.arena.used_slots == 0 and set(world.arena.pages.users) == {0}
+    assert world.arena.used_slots == 0
+    assert set(world.arena.pages.users) == {0}
 
 
 def _filled(world: World, count: int) -> Buffer:
@@ -254,17 +254,17 @@ def test_what_was_lost_with_the_ranks_cannot_be_used() -> None:
     rows, host = buffer.rows(0, 5), buffer.rows(0, 3).to_host()
     generation[0] += 1
     world.follower = _storage()
-    uses = [
-        lambda: buffer.reserve(7), lambda: buffer.span(0, 1), lambda: buffer.rows(0, 1),
-        lambda: Buffer(world.arena).extend(rows), lambda: rows.split(1), rows.to_host,
-        host.to_device, lambda: host.split(1),
+    fresh = Buffer(world.arena)
+    calls: list[tuple[Any, ...]] = [
+        (buffer.reserve, 7), (buffer.span, 0, 1), (buffer.rows, 0, 1), (fresh.extend, rows),
+        (rows.split, 1), (rows.to_host,), (host.to_device,), (host.split, 1),
     ]  # fmt: skip
-    for use in uses:
+    for use, *arguments in calls:
         with pytest.raises(RankError, match="were lost with the ranks") as raised:
-            use()
+            use(*arguments)
         assert raised.value.retryable
     world.rows.clear()
-    del buffer, rows, host, uses, use, raised
+    del buffer, rows, host, fresh, calls, use, arguments, raised
     gc.collect()
     # New ranks begin with as many slots, and follow.
     _filled(world, 30)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kv_rows import read
 
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
@@ -43,7 +44,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
             logits.append(network.text_logits(hidden[None])[0])
         case.equal("greedy_tokens", written)
         case.close("decode_logits", torch.stack(logits)[None])
-        keys, values = buffer.read(0, buffer.length)
+        keys, values = read(buffer, 0, buffer.length)
         case.close("layer0_keys", keys[None])
         case.close("layer0_values", values[None])
     if "ratio_input_ids" in case:

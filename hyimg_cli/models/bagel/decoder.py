@@ -179,7 +179,7 @@ class Layer(InPairs):
 
 
 class PairedDecoder(InPairs):
-    """Token rows in, their last states out; keys and values go where each query block keeps them.
+    """Token rows in, their last states out; each query block keeps its keys and values.
 
     `rows_seen` counts every token row that ever entered. `row_multiple` above 1 pads the rows of
     each kind, so that a row's bits do not depend on other rows.

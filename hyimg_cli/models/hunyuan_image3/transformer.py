@@ -29,7 +29,7 @@ class DecodeBatch:
 
 
 class Transformer(nn.Module):
-    """Token rows in, last residual stream out; keys and values go where each query block keeps them.
+    """Token rows in, last residual stream out; each query block keeps its keys and values.
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
     `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on other rows.

@@ -8,9 +8,9 @@
 If branches have ranks of their own, each one is started there, either from the context, which all
 ranks have, or from that branch's part of the tree. Their prefills are one forward.
 
-A fork shares the pages of the rows up to the first id that differs. Reuse is exact because a token's K/V do not
-depend on later tokens. Without an AR stage, the tree of other jobs' prefixes is used instead.
-Recomputing starts every branch from an empty buffer.
+A fork shares the pages of the rows up to the first id that differs. Reuse is exact because a
+token's K/V do not depend on later tokens. Without an AR stage, the tree of other jobs' prefixes is
+used instead. Recomputing starts every branch from an empty buffer.
 """
 
 from collections import deque

@@ -229,10 +229,11 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
         """Count every job's sequence to find how many fit together."""
         model, held, config = self._resident(), self.tree.held_bytes, self._config
+        model.arena.shrink()
         if self._serves:
             most = config.batch.max_size + ONLINE_PLACES
             config = replace(config, batch=replace(config.batch, max_size=most))
-        fitting = batch_sizes(jobs, model, config, held_prefixes=held, joins=self._serves)
+        fitting = batch_sizes(jobs, model, config, held_prefixes=held, fills_prefixes=self._serves)
         self._size_class = size_class_of(jobs[0], model.card)
         known = self._limits.get(self._size_class, fitting)
         self._together = Together(*map(min, fitting, known))
