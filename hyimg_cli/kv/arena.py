@@ -226,7 +226,10 @@ class Arena:
         """
         lacking = count - self.pages.free
         if lacking > 0:
-            self.reserve(max(lacking, len(self.pages) // _GROWTH))
+            try:
+                self.reserve(max(lacking, len(self.pages) // _GROWTH))
+            except torch.OutOfMemoryError:
+                self.reserve(lacking)
         return self.pages.take(count)
 
     def reserve(self, count: int) -> None:

@@ -86,15 +86,21 @@ class Buffer:
         """Shorten the prefix to `length`; rows after it are void."""
         assert 0 <= length <= self.length, "only what is committed can be cut off"
         self.length = length
-        page, number = self.arena.page, -(-length // self.arena.page)
-        self.arena.pages.drop(self.pages[number:])
-        del self.pages[number:]
-        if length % page and self.arena.pages.users[self.pages[-1]] == 1:
-            self.arena.pages.filled[self.pages[-1]] = length % page
+        self._trim()
+
+    def _trim(self) -> None:
+        """Drop what was reserved after the prefix: a forward may have failed."""
+        full, row = divmod(self.length, self.arena.page)
+        last = full + (row > 0)
+        self.arena.pages.drop(self.pages[last:])
+        del self.pages[last:]
+        if row:
+            self.arena.pages.clear_after(self.pages[full], row)
 
     def rows(self, start: int, stop: int) -> "Rows":
         """Return the committed tokens `[start, stop)`, which share this buffer's pages."""
         assert stop <= self.length, "only committed tokens can be shared"
+        self._trim()
         return Rows(self._table, start, stop)
 
     def extend(self, rows: "Rows") -> None:

@@ -87,6 +87,12 @@ class Pages:
         self._collect()
         return self.users[page] == 1 or self.filled[page] <= row
 
+    def clear_after(self, page: int, row: int) -> None:
+        """Forget what was written after the first `row` rows of a page that one alone holds."""
+        self._collect()
+        if self.users[page] == 1:
+            self.filled[page] = row
+
     def _collect(self) -> None:
         while self._dropped:
             for page in self._dropped.popleft():

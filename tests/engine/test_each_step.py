@@ -165,7 +165,7 @@ def test_pixels_are_those_of_a_run_alone_whenever_jobs_come_and_leave(
     read_lag: int,
 ) -> None:
     """A third leaves in the midst; of nobody anything is left."""
-    chance, tree, buffers = random.Random(seed), KVTree[Any](budget), _Buffers(monkeypatch)
+    chance, tree, buffers = random.Random(seed), KVTree[Any](budget), _Buffers(monkeypatch, family)
     server = Server(sharing(family, tree), Together(*together), read_lag)
     for one in chance.sample(mixed, len(mixed)):
         at = chance.randrange(120)
@@ -328,10 +328,7 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     ends = server.run()
     assert pixels(ends) == {one.custom_id: alone[one.custom_id] for one in mixed[:12]}
     notes = str([end.warnings for end in ends.values()])
-    assert (
-        "not enough memory to start together with other jobs; started after them" in notes
-        or part > 1
-    )
+    assert "started again: not enough memory" in notes or part > 1
     assert "decoded after them" in notes
 
 
@@ -385,7 +382,8 @@ def test_no_more_kv_is_held_than_was_counted(
     for n, one in enumerate(alike):
         server.put(one, n)
     assert len(pixels(server.run())) == len(alike)
-    assert 0.8 * counted.kv <= buffers.most <= counted.kv
+    rounding = 6 * family.arena.page * family.arena.storage.row_bytes
+    assert 0.8 * counted.kv <= buffers.most <= counted.kv + rounding
 
 
 @pytest.mark.thorough

@@ -91,6 +91,7 @@ def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
     arena = bench.network.arena
     buffer.reserve(64)
     buffer.commit(64)
+    arena.shrink()
     held = buffer.rows(0, 64)
     before = bench.gpu.live
     host = held.to_host()

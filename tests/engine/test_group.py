@@ -478,8 +478,7 @@ class _Buffers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
         self.alive: WeakSet[Buffer] = WeakSet()
         self._arena = model.arena
-        self._arena.shrink()
-        self._arena.pages.peak = self._arena.pages.used
+        self._arena.pages.peak = self._before = self._arena.pages.used
         original = Buffer.__init__
 
         def counted(buffer: Buffer, *arguments: Any) -> None:
@@ -490,8 +489,9 @@ class _Buffers:
 
     @property
     def most(self) -> int:
-        """Bytes."""
-        return int(self._arena.pages.peak * self._arena.page * self._arena.storage.row_bytes)
+        """Bytes, without what other tests hold."""
+        pages = self._arena.pages.peak - self._before
+        return int(pages * self._arena.page * self._arena.storage.row_bytes)
 
 
 @pytest.mark.parametrize(("think", "draw"), [(3, 1), (3, 2)])
@@ -509,7 +509,7 @@ def test_no_more_kv_is_held_than_the_plan_counts(
     assert len(_drawn(_run(jobs, studio_of(family), think, draw_size=draw))) == 7
     # A sequence ends within a page.
     rounding = 2 * (think + draw) * family.arena.page * family.arena.storage.row_bytes
-    assert 0.9 * counted.kv <= buffers.most <= counted.kv + rounding
+    assert 0.85 * counted.kv <= buffers.most <= counted.kv + rounding
     assert not buffers.alive
 
 

@@ -221,7 +221,7 @@ def test_a_picture_that_never_fits_names_the_flag(
     assert all("--vae-use-tiling (changes" in error.hint for error in errors if error)
 
 
-@pytest.mark.parametrize("part", [1.0, 1.6, 2.2, 2.8])
+@pytest.mark.parametrize("part", [1.0, 1.3, 1.6, 2.2])
 def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     family: Any,
     jobs: list[ImageJob],
@@ -235,5 +235,5 @@ def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     assert not [end for end in ends.values() if isinstance(end, Lost)]
     assert _pixels(ends) == expected
     notes = str([end.warnings for end in ends.values() if isinstance(end, ImageRequest)])
-    assert "started again" in notes
+    assert ("started again" in notes) == (part < 1.5), notes
     assert "not enough memory" in notes

@@ -124,6 +124,7 @@ class Bench:
         found = self.needs(jobs) if has_vae else replace(self.needs(jobs), encode=0, decode=0)
         self.model.has_vae = has_vae
         planned = self.weights().planned + found.widest(together).total
+        self.network.arena.shrink()
         self.gpu.rebase()
         ends = self._run(jobs, together)
         assert ends == {ImageRequest: count}, ends

@@ -63,7 +63,7 @@ def main() -> None:
     # A run costs a program, which is slow here, also where it is empty: few runs, and long ones.
     with patch.object(pointer, "RUNS", 4):
         found |= dict(_by_pages())
-        found["network by pagess"] = _network_by_pages()
+        found["network by pages"] = _network_by_pages()
     found |= _ops()
     found["network of fused rows"] = _network_of_fused_rows()
     sys.stdout.write(json.dumps(found))
@@ -139,7 +139,7 @@ def _by_pages_in_all_runs() -> dict[str, float]:
 
 
 def _by_pages() -> Iterator[tuple[str, float]]:
-    """Attention by pagess: what it returns, and what it leaves in memory."""
+    """Attention by pages: what it returns, and what it leaves in memory."""
     kinds = {"float32": ((6, 2), 32), "float32 one head each": ((2, 2), 16)}
     for name, (heads, width) in kinds.items():
         step = decode_cases.step((0, 1, 31, 63, 64, 65, 300), heads=heads, width=width)
