@@ -11,8 +11,9 @@ A storage grows and shrinks layer by layer, so that only one layer is in memory 
 
 # Legend: S slot, K kv head, D head width
 from collections.abc import Callable, Sequence
-from itertools import count
-from typing import Literal, NamedTuple
+from itertools import chain, count
+from typing import Literal, NamedTuple, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -63,9 +64,9 @@ class Span:
 class Change(NamedTuple):
     """A change of a storage apart from forwards, as ranks repeat it; pickled.
 
-    `resize`: to a number of slots; `copy`: the rows of one run to another; `spill`: rows to main
-    memory as a number; `restore`: back; `cut`: rows of a number as another one's; `forget`: a
-    number.
+    `resize`: to a number of slots; `copy`: the rows of each run to those of the next; `spill`: rows
+    to main memory as a number; `restore`: back; `cut`: rows of a number as another one's; `forget`:
+    a number.
     """
 
     kind: Literal["resize", "copy", "spill", "restore", "cut", "forget"]
@@ -148,9 +149,10 @@ class Storage:
             case "resize":
                 self.resize(*numbers)
             case "copy":
-                (start, stop), (to_start, to_stop) = runs
+                source, target = (Span(runs[half::2]) for half in (0, 1))
                 for side in (*self.keys_SKD, *self.values_SKD):
-                    side[to_start:to_stop] = side[start:stop]
+                    moved_SKD = side.index_select(0, source.index(side.device))
+                    side.index_copy_(0, target.index(side.device), moved_SKD)
             case "spill":
                 span, layers = Span(runs), range(len(self.keys_SKD))
                 read = [self.read(layer, span) for layer in layers]
@@ -180,6 +182,12 @@ def _gathered(side_SKD: Tensor, span: Span, more_TKD: Tensor | None) -> Tensor:
     return torch.cat(parts) if parts else side_SKD[:0]
 
 
+class Table(Protocol):
+    """What holds pages, by their numbers."""
+
+    pages: list[int]
+
+
 class Arena:
     """All K/V of a model: a storage, and who holds its pages."""
 
@@ -193,6 +201,9 @@ class Arena:
     ) -> None:
         """`is_led`: other ranks repeat the `changes`. `generation`: how often they have ended."""
         self.storage, self.pages, self.generation = storage, Pages(page), generation
+        self.tables: WeakSet[Table] = WeakSet()
+        # How often pages have got other numbers.
+        self.moves = 0
         self._is_led = is_led
         # What the ranks of `_known` are still to repeat.
         self._changes: list[Change] = []
@@ -238,8 +249,14 @@ class Arena:
         self.pages.add(count)
 
     def shrink(self) -> None:
-        """Give back the memory after the last page that is held."""
-        self.pages.cut()
+        """Give back the memory of all free pages; the last pages in use take their places."""
+        tables = [*self.tables]  # none is dropped while numbers change
+        if moves := self.pages.compact():
+            pairs = [(self._run(page), self._run(place)) for page, place in moves.items()]
+            self._change(Change("copy", [*chain(*pairs)]))
+            self.moves += 1
+        for table in tables:
+            table.pages[:] = [moves.get(page, page) for page in table.pages]
         self._resize(len(self.pages))
 
     def copied(self, page: int) -> int:

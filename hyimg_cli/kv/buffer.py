@@ -20,6 +20,7 @@ class _Table:
         self.arena, self.first = arena, first
         self.pages: list[int] = []
         self._generation = arena.generation()
+        arena.tables.add(self)
 
     def __del__(self) -> None:
         self.arena.pages.drop(self.pages)
@@ -50,6 +51,7 @@ class Buffer:
         self.arena, self.home = arena, home
         self.length = 0
         self._table = _Table(arena)
+        self._prefix = -1, -1, Span([])
 
     @property
     def pages(self) -> list[int]:
@@ -76,6 +78,16 @@ class Buffer:
         """Return the slots of the rows `[start, stop)`, for all layers of a forward."""
         self._table.confirm()
         return self.arena.span(self.pages, start, stop)
+
+    @property
+    def prefix(self) -> Span:
+        """Return the slots of the committed rows; the same until they change or move."""
+        moves, length, span = self._prefix
+        if (moves, length) != (self.arena.moves, self.length):
+            span = self.span(0, self.length)
+            self._prefix = self.arena.moves, self.length, span
+        self._table.confirm()
+        return span
 
     def commit(self, length: int) -> None:
         """Make `[0, length)` the prefix."""

@@ -48,14 +48,20 @@ class Pages:
         self.users += [0] * count
         self.filled += [0] * count
 
-    def cut(self) -> None:
-        """Remove the free pages after the last one that is held."""
+    def compact(self) -> dict[int, int]:
+        """Remove all free pages; return the new numbers of the last pages, which took their places.
+
+        No table may be dropped meanwhile.
+        """
         self._collect()
-        while self.users and not self.users[-1]:
-            self.users.pop()
-            self.filled.pop()
-        self._free = [page for page in self._free if page < len(self.users)]
-        heapq.heapify(self._free)
+        count = len(self.users) - len(self._free)
+        moved = [page for page in range(count, len(self.users)) if self.users[page]]
+        moves = dict(zip(moved, sorted(self._free), strict=False))
+        for page, place in moves.items():
+            self.users[place], self.filled[place] = self.users[page], self.filled[page]
+        del self.users[count:], self.filled[count:]
+        self._free.clear()
+        return moves
 
     def take(self, count: int) -> list[int]:
         """Return empty pages, held once."""

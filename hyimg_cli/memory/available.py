@@ -115,20 +115,20 @@ def batch_sizes(
     config: RunConfig,
     *,
     held_prefixes: int = 0,
-    fills_prefixes: bool = False,
+    joins: bool = False,
 ) -> Together:
     """Return how many jobs of a group may think and draw together, at least one each.
 
     As many as requested, if they fit. `held_prefixes`: bytes of shared K/V that are no longer free;
-    `fills_prefixes`: a server's prefixes fill all the memory that they may use.
+    `joins`: as in `Needs`.
     """
     room = free_bytes(model, config.batch.gpu_memory_utilization)
     if (limit := config.batch.memory_bytes) is not None:
         room = min(room, limit - held_weights(model.card, config) - held_prefixes)
     kept = max(0, config.batch.prefix_cache_mb * 1_000_000 - held_prefixes)
-    if fills_prefixes:
+    if joins:  # a server's prefixes fill all the memory that they may use
         room, kept = room - kept, 0
-    found = needs(jobs, model.card, config, prefixes=kept)
+    found = replace(needs(jobs, model.card, config, prefixes=kept), joins=joins)
     return found.fitting(usable_bytes(room), config.batch.max_size)
 
 

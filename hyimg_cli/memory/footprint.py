@@ -8,7 +8,7 @@
     moment   K/V                                                   activations
     think    every job's context                                   one job's prefill or its encode
     draw     the branches that draw, the contexts of the others    one denoise step, or a prefill
-    decode   as before: the arena keeps its memory                 one picture in the VAE
+    decode   the contexts of the others                            one picture in the VAE
 
 Rows that several hold are counted once: a branch shares those of its context, and of the branch
 before it. The canvas is in no page; attention joins it to its prefix, one layer and one branch at a
@@ -99,7 +99,7 @@ class Needs:
 
     `share`: of a job. `encode`, `decode`: of a picture in the VAE; `prefetch`: of an encode that
     may run at the same time. `forward`: of any forward. `kept`: prefixes shared with later jobs,
-    and encoded source images.
+    and encoded source images. `joins`: jobs arrive, and decode, while others draw.
     """
 
     jobs: int
@@ -110,6 +110,7 @@ class Needs:
     forward: Working = field(default_factory=Working)
     kept: int = 0
     has_graphs: bool = False
+    joins: bool = False
 
     def widest(self, together: Together, weights: int = 0) -> Footprint:
         """Return the moment that takes most, with as many at work as `together` says."""
@@ -118,14 +119,18 @@ class Needs:
         alive = min(self.jobs, together.thinking + drawing - 1)
         others = alive - drawing
         drawn = others * share.context + drawing * share.branches + share.both
-        kv = max(alive * share.context, drawn)
         forward = share.joined + self.forward.fixed
+        at_work = max(drawing * share.step, share.prefill) + forward
+        opening = max(share.prefill + forward, self.encode)
         moments = {
-            "draw": max(drawing * share.step, share.prefill) + forward,
-            "think": max(share.prefill + forward, self.encode),
-            "decode": self.decode,
+            "think": (alive * share.context, opening),
+            "draw": (drawn, at_work),
+            "decode": (others * share.context, self.decode),
         }
-        moment, activations = max(moments.items(), key=lambda held: held[1])
+        if self.joins:
+            kv = max(alive * share.context, drawn)
+            moments = {"draw": (kv, max(at_work, opening, self.decode))}
+        moment, (kv, activations) = max(moments.items(), key=lambda held: sum(held[1]))
         activations += self.prefetch
         if self.has_graphs:  # of decode steps; all share the memory of the widest
             rows = int(_GRAPH_ROWS * min(together.thinking, self.jobs))

@@ -360,7 +360,7 @@ def test_a_fault_of_one_is_its_own(
 def test_no_more_kv_is_held_than_was_counted(
     family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs that draw while others think, come and are decoded."""
+    """Jobs that draw while others think, come and are decoded: see `Needs.joins`."""
     alike = [
         replace(
             job,
@@ -376,7 +376,7 @@ def test_no_more_kv_is_held_than_was_counted(
     ]
     config = RunConfig(OutputConfig(Path()), model=ModelChoice(device="cpu", dtype="float32"))
     card = replace(family.card, vae_bytes_per_pixel=0)
-    counted = needs(alike, card, config, prefixes=0).widest(Together(3, 3))
+    counted = replace(needs(alike, card, config, prefixes=0), joins=True).widest(Together(3, 3))
     buffers = _Buffers(monkeypatch, family)
     server = Server(studio_of(family), Together(3, 3))
     for n, one in enumerate(alike):

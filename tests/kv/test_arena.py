@@ -67,6 +67,8 @@ class World:
             for page in pages:
                 counts[page] += 1
             span = self.arena.span(pages, first, first + len(rows))
+            if isinstance(held, Buffer):
+                assert [*held.prefix.runs] == [*span.runs]
             for storage in (self.arena.storage, self.follower):
                 for layer in range(LAYERS):
                     keys, values = storage.read(layer, span)
@@ -211,6 +213,23 @@ def test_a_dropped_page_is_free_at_once() -> None:
     del old
     assert _filled(world, 12).pages == [0, 1, 2]
     assert len(world.arena.pages) == 3
+
+
+def test_the_last_pages_move_into_free_ones() -> None:
+    """So all free memory is given back; a canvas's block of an earlier step is void then."""
+    world = World()
+    first, second, third = (_filled(world, 6) for _ in range(3))
+    before = third.prefix
+    del world.rows[first], first
+    world.arena.shrink()
+    assert (second.pages, third.pages) == ([2, 3], [0, 1])
+    assert third.prefix is not before
+    assert world.arena.slots == world.arena.storage.slots == 16
+    world.confirm()
+    del world.rows[second], second
+    world.arena.shrink()
+    assert world.arena.slots == 8
+    world.confirm()
 
 
 def test_a_storage_without_memory_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

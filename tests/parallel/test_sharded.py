@@ -222,7 +222,7 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
             own_trees = [None, None]
         expected, _ = branches(alone, job, own_trees[0], has_context=has_context)
         found, built = branches(model, job, own_trees[1], has_context=has_context)
-        own: list[Any] = [branch.query_block.buffer for branch in built[0]]
+        own: list[Any] = [branch.buffer for branch in built[0]]
         assert [part.home for part in own] == [0, 1]
         # A set has the last rows of its own branch alone: the others were never written there.
         for number, part in enumerate(own):

@@ -51,8 +51,16 @@ class ImageRows:
 class NoiseBranch:
     """One guidance branch while denoising: its noise block after its context."""
 
-    new: NewTokens
+    buffer: Buffer
+    span: QuerySpan
+    positions: Sequence[int]
+    is_gen: Sequence[bool]
     grid: Grid
+
+    @property
+    def new(self) -> NewTokens:
+        """The tokens of the next step."""
+        return NewTokens(canvas_block(self.buffer, [self.span]), self.positions, self.is_gen)
 
 
 class PlaceTable(nn.Module):
@@ -214,11 +222,12 @@ class BagelNetwork(nn.Module):
         """Return a branch ready to denoise; its context is complete in `buffer`."""
         noise = layout.blocks[-1]
         assert noise.kind == "noise", "a branch has a picture to draw"
+        assert buffer.length == noise.start, "the context is complete before denoising"
         # Its markers attend to the noise, so they are also computed again, but are not latents.
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
         span = QuerySpan(noise.start, noise.stop, is_causal=False)
-        return NoiseBranch(NewTokens(canvas_block(buffer, [span]), positions, is_gen), noise.grid)
+        return NoiseBranch(buffer, span, positions, is_gen, noise.grid)
 
     def velocities(
         self, pictures: Sequence[DenoiseInput], markers: tuple[int, int]

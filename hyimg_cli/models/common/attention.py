@@ -27,7 +27,7 @@ class QueryBlock:
     """New tokens of one sequence: which rows they attend to, and where their own are kept.
 
     `prefix`: the rows before the new ones. `kept`: those of the new ones; None: in no page.
-    `buffer`: what holds the pages as long as the block is used, but on a rank that is led.
+    `buffer`: what holds the pages, but on a rank that is led.
     """
 
     spans: Sequence[QuerySpan]
@@ -69,10 +69,8 @@ def kept_blocks(runs: Sequence[tuple[Buffer, Sequence[QuerySpan]]]) -> list[Quer
 
 
 def canvas_block(buffer: Buffer, spans: Sequence[QuerySpan]) -> QueryBlock:
-    """Return the block of a canvas after a complete prefix."""
-    assert buffer.length == spans[0].start, "the prefix is complete before denoising"
-    prefix = buffer.span(0, buffer.length)
-    return QueryBlock(spans, buffer.arena.storage, prefix, None, buffer)
+    """Return the block of a canvas after a complete prefix, for one forward: pages may move."""
+    return QueryBlock(spans, buffer.arena.storage, buffer.prefix, None, buffer)
 
 
 def appended_spans(runs: Iterable[tuple[Buffer, int]]) -> list[QuerySpan]:

@@ -55,7 +55,13 @@ class Branch:
 
     target: TargetBlock
     live_rope_2TD: Tensor
-    query_block: QueryBlock
+    spans: Sequence[QuerySpan]
+    buffer: Buffer
+
+    @property
+    def query_block(self) -> QueryBlock:
+        """The block of the next step."""
+        return canvas_block(self.buffer, self.spans)
 
 
 class HunyuanImage3ForCausalMM(nn.Module):
@@ -162,8 +168,9 @@ class HunyuanImage3ForCausalMM(nn.Module):
         target = layout.target
         assert target is not None, "a branch has a picture to draw"
         start, stop = target.live_start, target.image.stop
-        query_block = canvas_block(buffer, query_spans(start, stop, layout.full_spans))
-        return Branch(target, self._rope(layout, start, stop), query_block)
+        assert buffer.length == start, "the prefix is complete before denoising"
+        spans = query_spans(start, stop, layout.full_spans)
+        return Branch(target, self._rope(layout, start, stop), spans, buffer)
 
     def velocity(self, pictures: Sequence[DenoiseInput]) -> list[Tensor]:
         """Return every picture's branch velocities, [G, C, Y, X] each, float32, unguided.

@@ -352,6 +352,8 @@ class ContinuousBatch:
         at = self._at
         at.drawing = [work for work in at.drawing if work not in through]
         at.is_full = at.is_full and not through
+        if through:  # a decode may need the memory of their branches
+            self._model.arena.shrink()
         for work in through:
             requeue = self._decode_later if at.holds_memory else None
             yield from self.memory.attempt([work], self._decode, self._lose, requeue=requeue)

@@ -233,7 +233,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         if self._serves:
             most = config.batch.max_size + ONLINE_PLACES
             config = replace(config, batch=replace(config.batch, max_size=most))
-        fitting = batch_sizes(jobs, model, config, held_prefixes=held, fills_prefixes=self._serves)
+        fitting = batch_sizes(jobs, model, config, held_prefixes=held, joins=self._serves)
         self._size_class = size_class_of(jobs[0], model.card)
         known = self._limits.get(self._size_class, fitting)
         self._together = Together(*map(min, fitting, known))

@@ -7,7 +7,7 @@ already: the reuse path.
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any
 
@@ -23,7 +23,9 @@ from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
 from hyimg_cli.measure.bench import runs
 from hyimg_cli.measure.bench.runs import Uncached
+from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.model import Branch
 from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.sources import EncodedSources
@@ -174,7 +176,7 @@ def pad_negative_branch(patch: pytest.MonkeyPatch) -> None:
 
 def _is_negative(branch: Any) -> bool:
     """True for a branch that took a part of the positive one's prefix, not all of it."""
-    return getattr(branch.query_block.buffer, "is_partial", False)
+    return getattr(branch.buffer, "is_partial", False)
 
 
 def one_guidance_for_a_batch(patch: pytest.MonkeyPatch) -> None:
@@ -341,6 +343,17 @@ def _flag_forks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Buffer, "share_prefix", share_prefix)
 
 
+@dataclass(frozen=True)
+class _Blind(Branch):
+    """A branch whose steps pass over some slots."""
+
+    prefix: Span
+
+    @property
+    def query_block(self) -> QueryBlock:
+        return QueryBlock(self.spans, self.buffer.arena.storage, self.prefix, None, self.buffer)
+
+
 def _mark_forks(
     patch: pytest.MonkeyPatch, spans_of: Callable[[Any, Any], list[tuple[int, int]]]
 ) -> None:
@@ -355,9 +368,8 @@ def _mark_forks(
         for start, end in [*sorted(spans_of(made, layout)), (buffer.length, buffer.length)]:
             prefix, at = prefix + buffer.span(at, max(at, start)), max(at, end)
         hidden = buffer.length - sum(stop - start for start, stop in prefix.runs)
-        block = made.query_block
-        spans = [replace(s, start=s.start - hidden, stop=s.stop - hidden) for s in block.spans]
-        return replace(made, query_block=replace(block, prefix=prefix, spans=spans))
+        spans = [replace(s, start=s.start - hidden, stop=s.stop - hidden) for s in made.spans]
+        return _Blind(made.target, made.live_rope_2TD, spans, buffer, prefix)
 
     _flag_forks(patch)
     patch.setattr(HunyuanImage3, "branch", branch)

@@ -229,7 +229,7 @@ def test_block_by_block_is_one_masked_forward(
     (velocity,) = wide.velocities([_live([branch], noise)], (400, 401))
     _, expected = _one_forward(wide, layout, source, noise)
     torch.testing.assert_close(velocity[0], expected.float(), atol=1e-6, rtol=1e-6)
-    keys = read(branch.new.block.buffer, 2, edit.full.length)[0].clone()
+    keys = read(branch.buffer, 2, edit.full.length)[0].clone()
     again = wide.new_buffer()
     wide.prefill([Prefill(edit.full, edit.full.ids, [source], again, edit.full.length)])
     torch.testing.assert_close(keys, read(again, 2, edit.full.length)[0], atol=1e-10, rtol=0)
@@ -248,10 +248,10 @@ def test_the_context_does_not_see_the_noise(
 ) -> None:
     layout = edit.full.noise(Grid(2, 3))
     branch = _filled(wide, layout, source)
-    before = read(branch.new.block.buffer, 2, edit.full.length)[0].clone()
+    before = read(branch.buffer, 2, edit.full.length)[0].clone()
     first = wide.velocities([_live([branch], _noise())], (400, 401))[0]
     second = wide.velocities([_live([branch], _noise() + 1)], (400, 401))[0]
-    assert torch.equal(read(branch.new.block.buffer, 2, edit.full.length)[0], before)
+    assert torch.equal(read(branch.buffer, 2, edit.full.length)[0], before)
     assert not torch.equal(first, second)
     assert torch.equal(first, wide.velocities([_live([branch], _noise())], (400, 401))[0])
 
@@ -263,7 +263,7 @@ def test_a_prefix_is_the_context_without_the_text(
     full = _filled(wide, edit.full.noise(Grid(2, 3)), source)
     layout = edit.without_text.noise(Grid(2, 3))
     buffer = wide.new_buffer()
-    buffer.share_prefix(full.new.block.buffer, edit.without_text.length)
+    buffer.share_prefix(full.buffer, edit.without_text.length)
     view = wide.branch(layout, buffer)
     own = _filled(wide, layout, source)
     both = wide.velocities([_live([view, own], _noise())], (400, 401))[0]
@@ -287,9 +287,9 @@ def test_each_layer_has_two_sets(
 @torch.no_grad()
 def test_markers_are_no_latents(wide: BagelNetwork, source: ImageRows, edit: Any) -> None:
     branch = _filled(wide, edit.full.noise(Grid(2, 3)), source)
-    assert list(branch.new.is_gen) == [False, *[True] * 6, False]
+    assert list(branch.is_gen) == [False, *[True] * 6, False]
     expected = wide.velocities([_live([branch], _noise())], (400, 401))[0]
-    object.__setattr__(branch.new, "is_gen", [True] * 8)
+    object.__setattr__(branch, "is_gen", [True] * 8)
     found = wide.velocities([_live([branch], _noise())], (400, 401))[0]
     assert (found - expected).abs().max() > 1e-3
 

@@ -176,7 +176,7 @@ def test_what_branches_share_is_held_once(bagel: Bagel, pictures: Picture) -> No
     for job in (edit, JOB):
         seen: dict[int, Any] = {}
         bagel.velocities = lambda live, seen=seen: (  # type: ignore[method-assign]
-            seen.update({id(b): b.new.block.buffer for one in live for b in one.branches})
+            seen.update({id(b): b.buffer for one in live for b in one.branches})
             or Bagel.velocities(bagel, live)
         )
         Runs(bagel).one(job)
