@@ -10,6 +10,7 @@ A storage grows and shrinks layer by layer, so that only one layer is in memory 
 """
 
 # Legend: S slot, K kv head, D head width
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain, count
 from typing import Literal, NamedTuple, Protocol
@@ -87,15 +88,11 @@ class Storage:
 
         self.keys_SKD = [empty(device) for device in devices]
         self.values_SKD = [empty(device) for device in devices]
+        # Bytes of a row in all layers.
+        self.row_bytes = 2 * len(devices) * kv_heads * head_dim * dtype.itemsize
         # How often the tensors have been replaced.
         self.resized = 0
         self._on_host: dict[int, Slice] = {}
-
-    @property
-    def row_bytes(self) -> int:
-        """Return the bytes of a row in all layers."""
-        sides = (*self.keys_SKD, *self.values_SKD)
-        return sum(side.shape[1] * side.shape[2] * side.element_size() for side in sides)
 
     @property
     def slots(self) -> int:
@@ -209,6 +206,8 @@ class Arena:
         self._changes: list[Change] = []
         self._known = generation()
         self._numbers = count(1)
+        # Appended to wherever the garbage collector runs: a deque needs no lock.
+        self._forgotten: deque[int] = deque()
 
     @property
     def page(self) -> int:
@@ -219,16 +218,6 @@ class Arena:
     def slots(self) -> int:
         """Return the slots of all pages, held or free."""
         return len(self.pages) * self.page
-
-    @property
-    def used_slots(self) -> int:
-        """Return the slots of the pages that are held."""
-        return self.pages.used * self.page
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of all slots."""
-        return self.slots * self.storage.row_bytes
 
     def take(self, count: int) -> list[int]:
         """Return empty pages; the arena grows if too few are free.
@@ -304,12 +293,12 @@ class Arena:
         return made
 
     def forget(self, number: int) -> None:
-        """Free rows in main memory."""
-        self._change(Change("forget", (), (number,)))
+        """Free rows in main memory, soon: at the next change. Any thread may do so."""
+        self._forgotten.append(number)
 
     def changes(self) -> tuple[Change, ...]:
         """Return the changes since the last call; for new ranks, what they begin with."""
-        self._meet_ranks()
+        self._settle()
         made, self._changes = self._changes, []
         return tuple(made)
 
@@ -330,12 +319,17 @@ class Arena:
         return page * self.page, (page + 1) * self.page
 
     def _change(self, change: Change) -> None:
-        self._meet_ranks()
-        self.storage.make(change)
-        if self._is_led:
-            self._changes.append(change)
+        self._settle()
+        self._make(change)
 
-    def _meet_ranks(self) -> None:
+    def _settle(self) -> None:
         if self._known != self.generation():
             self._known, self._changes = self.generation(), []
             self._changes.append(Change("resize", (), (self.slots,)))
+        while self._forgotten:
+            self._make(Change("forget", (), (self._forgotten.popleft(),)))
+
+    def _make(self, change: Change) -> None:
+        self.storage.make(change)
+        if self._is_led:
+            self._changes.append(change)

@@ -70,6 +70,7 @@ class Buffer:
             copied = self.arena.copied(table.pages[number])
             self.arena.pages.drop([table.pages[number]])
             table.pages[number] = copied
+            self._prefix = -1, -1, Span([])
         if (lacking := -(-stop // page) - len(table.pages)) > 0:
             table.pages += self.arena.take(lacking)
         self.arena.fill(table.pages[number:], stop - number * page)

@@ -421,7 +421,7 @@ def test_memory_returns_to_its_start(family: Any, mixed: list[ImageJob]) -> None
         gc.collect()
         assert not alive
         tree.clear()
-        assert tree.held_bytes == family.arena.used_slots == 0
+        assert tree.held_bytes == family.arena.pages.used == 0
     finally:
         buffer.Buffer.__init__ = original  # type: ignore[method-assign]
 

@@ -113,7 +113,7 @@ def test_slots_that_a_rank_cannot_have_come_later(
         gc.collect()
         # What the last pictures held is given back with the next forward.
         assert pool.run(slots, own=lambda: 0)[1] >= spread.arena.slots
-        assert spread.arena.used_slots == 0
+        assert spread.arena.pages.used == 0
     assert pool.member_pids == pids
 
 

@@ -134,7 +134,7 @@ def test_every_table_has_its_rows_and_every_page_its_users(actions: list[tuple[s
         world.act(action, number)
         world.confirm()
     world.rows.clear()
-    assert world.arena.used_slots == 0
+    assert world.arena.pages.used == 0
     world.arena.shrink()
     world.confirm()
     assert world.follower.slots == world.arena.slots == 0
@@ -151,7 +151,9 @@ def test_nothing_leaks_in_many_operations() -> None:
             world.confirm()
     world.confirm()
     world.rows.clear()
-    assert world.arena.used_slots == 0
+    world.follow()
+    assert world.follower.host_bytes == world.arena.storage.host_bytes == 0
+    assert world.arena.pages.used == 0
     assert set(world.arena.pages.users) == {0}
 
 
@@ -168,12 +170,12 @@ def test_a_branch_holds_its_own_rows_alone() -> None:
     branch = Buffer(world.arena)
     branch.share_prefix(context, 10)
     world.rows[branch] = world.rows[context]
-    assert world.arena.used_slots == 12
+    assert world.arena.pages.used == 3
     # Nobody has written behind row 10, so the branch does; the context then gets a copy.
     world.write(branch, 1)
-    assert world.arena.used_slots == 12
+    assert world.arena.pages.used == 3
     world.write(context, 1)
-    assert world.arena.used_slots == 16
+    assert world.arena.pages.used == 4
     world.confirm()
 
 
@@ -203,7 +205,7 @@ def test_more_rows_are_joined_for_one_read() -> None:
     keys, values = world.arena.storage.read(0, buffer.span(0, 6), (more, -more))
     assert keys[:, 0, 0].tolist() == [*world.rows[buffer], 0.5, 0.5, 0.5]
     assert keys.dtype == values.dtype == torch.float32
-    assert world.arena.used_slots == 8
+    assert world.arena.pages.used == 2
 
 
 def test_a_dropped_page_is_free_at_once() -> None:
@@ -288,7 +290,7 @@ def test_what_was_lost_with_the_ranks_cannot_be_used() -> None:
     # New ranks begin with as many slots, and follow.
     _filled(world, 30)
     world.confirm()
-    assert world.arena.used_slots == 32
+    assert world.arena.pages.used == 8
 
 
 @pytest.mark.parametrize("slots", [0, 8])
