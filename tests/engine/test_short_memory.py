@@ -237,3 +237,30 @@ def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     notes = str([end.warnings for end in ends.values() if isinstance(end, ImageRequest)])
     assert ("started again" in notes) == (part < 1.2), notes
     assert "not enough memory" in notes
+
+
+def test_texts_that_find_no_page_to_go_on_begin_again(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts have room, and the texts of one or two of them."""
+    text = replace(jobs[0].text, max_new_tokens=24)
+    longer = [replace(one, text=text) for one in jobs]
+    expected = _pixels(_run(longer, studio_of(family), 4))
+    arena, (opening, *_) = family.arena, [family.opening(one, []) for one in longer]
+    arena.shrink()
+    resize, page = arena.storage.resize, arena.page
+    prompts = 4 * -(-len(opening.ids) // page)
+    room = arena.slots + (prompts + 16) * page
+
+    def limited(slots: int) -> None:
+        if slots > room:
+            raise FULL
+        resize(slots)
+
+    monkeypatch.setattr(arena.storage, "resize", limited)
+    ends = _run(longer, studio_of(family), 4)
+    assert _pixels(ends) == expected
+    notes = [end.warnings for end in ends.values() if isinstance(end, ImageRequest)]
+    again = "started again: not enough memory to write longer texts together"
+    assert any(again in note for note in notes)
+    assert not all(again in note for note in notes)
