@@ -195,7 +195,9 @@ def _share(job: ImageJob, config: RunConfig, kv: int, layers: int, row: int) -> 
     tokens = tokens_of(job, config.model.revision, job.text.max_new_tokens + _TAGS)
     context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
     apart = tokens.branches * tokens.positive
-    rows = tokens.kv_rows if config.reuse.kv_reuse else None
+    # Branches on ranks of their own share a context alone.
+    is_together = context > 0 or config.parallel.cfg_ranks == 1
+    rows = tokens.kv_rows if config.reuse.kv_reuse and is_together else None
     is_shared = config.reuse.kv_reuse and not job.drop_think
     return JobBytes(
         context=context * kv,

@@ -50,6 +50,10 @@ def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -
     assert share.step == 2 * (layout.live_stop - layout.live_start) * row
     assert share.prefill == layout.live_start * row
     assert share.context == 0
+    apart = replace(CONFIG, parallel=ParallelConfig(cfg_ranks=2))
+    rows = 2 * layout.live_start
+    own = needs([plain], family.card, apart).share
+    assert own.branches == rows * 2 * family.card.kv_bytes_per_token
 
 
 def test_a_context_is_as_large_as_its_rows(
