@@ -163,6 +163,18 @@ def test_a_job_that_is_gone_takes_its_memory_along(family: Any, graphs: DecodeGr
     assert gone() is None
 
 
+def test_pages_that_are_gone_are_in_no_table(family: Any, graphs: DecodeGraphs) -> None:
+    long, short = contexts(family, (90, 6))
+    family.arena.shrink()
+    graphs([([5], long)])
+    del long
+    family.arena.shrink()
+    (plain,) = apart([short], family)
+    with torch.no_grad():
+        expected = family.network.feed([([5], plain)])
+    torch.testing.assert_close(graphs([([5], short)]), expected, **NEAR)
+
+
 def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageRequest]:
     run = ContinuousBatch(
         WholeBatches(

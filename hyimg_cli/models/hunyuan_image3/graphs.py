@@ -114,6 +114,7 @@ class DecodeStep:
             padded = [[*table, *[0] * (width - len(table))] for table in tables]
             pages_RP = to_device([*chain(*padded)], device).view(len(tables), width)
             self._pages_RP[:, :width].copy_(pages_RP, non_blocking=True)
+            self._pages_RP[:, width:] = 0  # pages of earlier tables may be gone
             self._tables = [[*table] for table in tables]
 
     def compute(self) -> Tensor:
