@@ -407,7 +407,8 @@ def test_memory_returns_to_its_start(family: Any, mixed: list[ImageJob]) -> None
 
     from hyimg_cli.kv import buffer
 
-    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    gc.collect()
+    alive, held = weakref.WeakSet[Any](), family.arena.pages.used
     original = buffer.Buffer.__init__
 
     def counted(self: Any, *arguments: Any) -> None:
@@ -421,7 +422,8 @@ def test_memory_returns_to_its_start(family: Any, mixed: list[ImageJob]) -> None
         gc.collect()
         assert not alive
         tree.clear()
-        assert tree.held_bytes == family.arena.pages.used == 0
+        assert tree.held_bytes == 0
+        assert family.arena.pages.used <= held, "other tests may hold some"
     finally:
         buffer.Buffer.__init__ = original  # type: ignore[method-assign]
 

@@ -2,6 +2,7 @@
 what one group learns for the next.
 """
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,16 @@ def limit_slots(
     monkeypatch: pytest.MonkeyPatch, model: Any, jobs: list[ImageJob], part: float
 ) -> None:
     """No more slots in all than so many times those of the largest job alone."""
-    pages, most = model.arena.pages, 0
-    for job in jobs:
-        pages.peak = 0
-        _run([job], studio_of(model), 1)
-        most = max(most, pages.peak * pages.rows)
-    room = int(most * part)
+    gc.collect()
     model.arena.shrink()
+    # Other tests may hold some.
+    pages, held, most = model.arena.pages, model.arena.pages.used, 0
+    for job in jobs:
+        pages.peak = held
+        _run([job], studio_of(model), 1)
+        most = max(most, pages.peak - held)
+    model.arena.shrink()
+    room = (held + int(most * part)) * pages.rows
     resize = model.arena.storage.resize
 
     def limited(slots: int) -> None:
@@ -221,7 +225,7 @@ def test_a_picture_that_never_fits_names_the_flag(
     assert all("--vae-use-tiling (changes" in error.hint for error in errors if error)
 
 
-@pytest.mark.parametrize("part", [1.0, 1.3, 1.6, 2.2])
+@pytest.mark.parametrize("part", [1.0, 1.6, 2.0])
 def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     family: Any,
     jobs: list[ImageJob],
