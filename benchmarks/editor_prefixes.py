@@ -23,7 +23,7 @@ from PIL import Image
 
 from hyimg_cli.engine.runner import accept
 from hyimg_cli.journal.keys import source_digest
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.slices import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.models import registry

@@ -33,20 +33,20 @@ def short_here(rank: Rank, where: str, most: int = 10**6, at: Collection[int] = 
     rank.parts["lift"] = short(rank.parts[PART].layers, where, most, at)
 
 
-def refuse_buffers(rank: Rank, refusals: int) -> None:
-    """Task: the next buffers cannot be had on a rank above 0."""
-    kv, left = rank.parts[PART].kv, [refusals]
-    original = kv.new_buffer
+def refuse_slots(rank: Rank, refusals: int) -> None:
+    """Task: the next slots cannot be had on a rank above 0."""
+    storage, left = rank.parts[PART].storage, [refusals]
+    original = vars(type(storage))["resize"]
 
-    def new_buffer(capacity: int) -> Any:
-        if left[0]:
+    def resize(slots: int) -> Any:
+        if left[0] and slots > storage.slots:
             left[0] -= 1
-            raise torch.OutOfMemoryError("no room for a buffer")
-        return original(capacity)
+            raise torch.OutOfMemoryError("no room for slots")
+        return original(storage, slots)
 
-    kv.new_buffer = new_buffer
+    storage.resize = resize
 
 
-def held_parts(rank: Rank) -> int:
-    """Task: how many buffers and slices a rank above 0 has."""
-    return len(rank.parts[PART].kv.parts)
+def slots(rank: Rank) -> int:
+    """Task: how many slots a rank above 0 has."""
+    return int(rank.parts[PART].storage.slots)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from hyimg_cli.diffusion.denoise import DenoisePlan
 from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kv.arena import CPU_PAGE, Arena, Storage
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment, TextSegment
 from hyimg_cli.manifest.cost import JobTokens
@@ -73,6 +74,12 @@ class ToyModel(DecoderModel):
     def __init__(self, prompter: ToyCheckpoint, table_VD: torch.Tensor) -> None:
         self.prompter, self.card = prompter, prompter.card
         self.table_VD, self.parameter_count = table_VD, table_VD.numel()
+        kind = {"kv_heads": 1, "head_dim": WIDTH, "dtype": torch.float32}
+        self.kept = Arena(Storage(devices=self.layer_devices, **kind), CPU_PAGE)
+
+    @property
+    def arena(self) -> Arena:
+        return self.kept
 
     def script(self, job: Any) -> TextScript:
         return TextScript((THINK,), END)
@@ -83,21 +90,24 @@ class ToyModel(DecoderModel):
     def opening(self, job: Any, sources: Any) -> TextPrompt | None:
         return TextPrompt(ids := prompt_ids(job), len(ids) + 64) if job.writes_text else None
 
-    def new_buffer(self, capacity: int) -> Buffer:
-        kind = {"kv_heads": 1, "head_dim": WIDTH, "dtype": torch.float32}
-        return Buffer(capacity=capacity, devices=self.layer_devices, **kind)
-
     def prefill(self, prefills: Any) -> list[torch.Tensor]:
         return [self._state(one.ids, one.buffer, one.stop) for one in prefills]
 
     def _state(self, ids: Any, buffer: Any, stop: int) -> torch.Tensor:
         for id_ in ids[buffer.length : stop]:
-            row_11D = self.table_VD[id_][None, None]
-            buffer.write(0, buffer.length, row_11D * (1 + buffer.length / 7), row_11D)
-            buffer.commit(buffer.length + 1)
+            row_11D, at = self.table_VD[id_][None, None], buffer.length
+            buffer.reserve(at + 1)
+            new = buffer.span(at, at + 1)
+            self.arena.storage.write(0, new, row_11D * (1 + at / 7), row_11D)
+            buffer.commit(at + 1)
             self.rows_seen += 1
-        keys_TD, values_TD = (rows[0] for rows in buffer.read(0, stop))
+        keys_TD, values_TD = self._rows(buffer)
         return torch.softmax(keys_TD @ self.table_VD[ids[stop - 1]], dim=0) @ values_TD
+
+    def _rows(self, buffer: Buffer) -> list[torch.Tensor]:
+        """Keys and values, [T, D] each."""
+        rows = self.arena.storage.read(0, buffer.span(0, buffer.length))
+        return [side_TKD[:, 0] for side_TKD in rows]
 
     def feed(self, runs: Any) -> None:
         for context, ids in runs:
@@ -111,7 +121,7 @@ class ToyModel(DecoderModel):
         return Canvas(SQUARE, branches(job, text.ids or ()))
 
     def branch(self, layout: Any, buffer: Buffer) -> torch.Tensor:
-        return buffer.read(0, buffer.length)[1][0].mean(dim=0)
+        return self._rows(buffer)[1].mean(dim=0)
 
     def denoise_plan(self, job: Any, canvas: Canvas, branches: int) -> DenoisePlan:
         noise_CYX = torch.randn(3, CELLS, CELLS, generator=torch.Generator().manual_seed(job.seed))

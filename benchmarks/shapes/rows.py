@@ -103,7 +103,7 @@ class Bench:
     def decode(self, count: int) -> Iterator[Case]:
         scale = self.load.scale
         length = scale.context
-        buffers = [self._filled(length, length + 4) for _ in range(count)]
+        buffers = [self._filled(length) for _ in range(count)]
         ids = torch.arange(count, device=self.device)
         runs = [(ids[row : row + 1], buffer) for row, buffer in enumerate(buffers)]
         name = f"AR decode, {count} row{'s' * (count > 1)}"
@@ -127,7 +127,7 @@ class Bench:
 
     def prefill(self) -> Iterator[Case]:
         layout, rows = self.load.layout, self.load.layout.live_start
-        buffer = self.network.new_buffer(layout.live_stop)
+        buffer = self.network.new_buffer()
         yield self._counted(
             "prefill",
             partial(self._prefilled, buffer),
@@ -141,7 +141,7 @@ class Bench:
         slots, prefix = layout.live_stop, layout.live_start
 
         def call() -> object:
-            buffers = [self.network.new_buffer(slots) for _ in range(2)]
+            buffers = [self.network.new_buffer() for _ in range(2)]
             for buffer in buffers:
                 self._prefilled(buffer)
             branches = [self.network.branch(layout, buffer) for buffer in buffers]
@@ -196,15 +196,16 @@ class Bench:
         return Case(name, call, found, note="; ".join(filter(None, (note, said))))
 
     def _branches(self) -> list[Branch]:
-        prefix, slots = self.load.layout.live_start, self.load.layout.live_stop
-        buffers = [self._filled(prefix, slots) for _ in range(2)]
+        buffers = [self._filled(self.load.layout.live_start) for _ in range(2)]
         return [self.network.branch(self.load.layout, buffer) for buffer in buffers]
 
-    def _filled(self, length: int, capacity: int) -> Buffer:
+    def _filled(self, length: int) -> Buffer:
         """Return a buffer of noise; keys have the size of the model's normed keys."""
-        buffer = self.network.new_buffer(capacity)
-        for rows in (*buffer.keys_HSD, *buffer.values_HSD):
-            rows.normal_()
+        buffer, storage = self.network.new_buffer(), self.network.arena.storage
+        buffer.reserve(length)
+        for start, stop in buffer.span(0, length).runs:
+            for rows_SKD in (*storage.keys_SKD, *storage.values_SKD):
+                rows_SKD[start:stop].normal_()
         buffer.commit(length)
         return buffer
 

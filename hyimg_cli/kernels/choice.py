@@ -70,9 +70,9 @@ def decode_attention(device: torch.device) -> DecodeAttention:
     """
     if device.type != "cuda":
         return plain_decode
-    from hyimg_cli.kernels.pointer_decode import pointer_decode
+    from hyimg_cli.kernels.paged_decode import paged_decode
 
-    return pointer_decode
+    return paged_decode
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,18 @@
-"""Attention of AR decode: one new token a row, K/V in place, lengths on the device.
+"""Attention of AR decode: one new token a row, K/V in pages, lengths on the device.
 
     put [R, K]           the new key and value go to slot `length` of their row
     partial [R, K, N]    one of N runs of a row's slots: softmax sums of one kv head's query heads
     joined [R, H]        the runs of a row, weighted by their sums
 
-The kernels find a row's K/V by a pointer and its length in tables on the device, so a CUDA graph of
-them serves buffers of any length: only the tables change between replays. The plain twin takes the
-same call and the same lengths, and finds K/V as tensors. No atomics, and a row's runs depend on its
-own length alone. Block sizes are estimated, not measured.
+The kernels find a layer's slots by a pointer, and a row's among them by its table of pages, all on
+the device: so a CUDA graph of them serves rows of any length, and an arena that grows. The plain
+twin takes the same call. No atomics, and a row's runs depend on its own length alone. Block sizes
+are estimated, not measured.
 """
 
-# Legend: R row (a job that writes), H query head, K kv head, D head width, S slot, N run of slots
-from collections.abc import Callable, Sequence
+# Legend: R row (a job that writes), H query head, K kv head, D head width, S slot, P page of a
+# row, N run of slots
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,41 +22,46 @@ RUNS, BLOCK = 32, 64
 
 
 @dataclass(frozen=True)
-class KVPointers:
-    """One layer's K/V of each row, [K, S, D] with its own S, and their pointers.
+class PagedRows:
+    """One layer's K/V, [S, K, D], and where each row's are.
 
-    `keys_ptr`, `values_ptr` [R]: pointers. `heads` [R]: slots from one head to the next. `length`
+    `pointers`: of keys and values. `pages` [R, P]: the pages of `page` slots, in order; `length`
     [R]: tokens before the new one. All int64 on the device, and all that the kernels read; the twin
-    reads `keys`, `values` and `length`.
+    reads `keys` and `values` in place of pointers.
     """
 
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    keys_ptr_R: Tensor
-    values_ptr_R: Tensor
-    heads_R: Tensor
+    keys_SKD: Tensor
+    values_SKD: Tensor
+    pointers_2: Tensor
+    pages_RP: Tensor
     length_R: Tensor
+    page: int
 
 
-DecodeAttention = Callable[[Tensor, Tensor, Tensor, KVPointers], Tensor]
+DecodeAttention = Callable[[Tensor, Tensor, Tensor, PagedRows], Tensor]
 
 
-def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers) -> Tensor:
+def plain_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: PagedRows) -> Tensor:
     """Return attention [R, H, D] of one token a row, appending its key and value.
 
-    In float32. Reads no length on the host: all slots of a row are read, later ones masked.
+    In float32. Reads no length on the host: all slots of a table are read, later ones masked.
     """
     seen = []
-    for row, (keys_KSD, values_KSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
-        slot_1 = rows.length_R[row : row + 1]
-        keys_KSD.index_copy_(1, slot_1, k_RKD[row][:, None].to(keys_KSD.dtype))
-        values_KSD.index_copy_(1, slot_1, v_RKD[row][:, None].to(values_KSD.dtype))
-        # A masked slot was never written and may hold NaN.
-        is_hidden_S = torch.arange(keys_KSD.shape[1], device=keys_KSD.device) > slot_1
-        hidden_S1 = is_hidden_S[:, None]
-        keys, values = (t.float().masked_fill(hidden_S1, 0) for t in (keys_KSD, values_KSD))
-        q_KGD = q_RHD[row].float().unflatten(0, (keys.shape[0], -1))
-        scores_KGS = (q_KGD @ keys.mT) / q_RHD.shape[-1] ** 0.5
+    for q_HD, k_KD, v_KD, pages_P, length_1 in zip(
+        q_RHD, k_RKD, v_RKD, rows.pages_RP, rows.length_R.split(1), strict=True
+    ):
+        slots_PS = pages_P[:, None] * rows.page + torch.arange(rows.page, device=q_RHD.device)
+        slot_S = slots_PS.flatten()
+        for side_SKD, new_KD in ((rows.keys_SKD, k_KD), (rows.values_SKD, v_KD)):
+            side_SKD.index_copy_(0, slot_S.gather(0, length_1), new_KD[None].to(side_SKD.dtype))
+        is_hidden_S = torch.arange(len(slot_S), device=q_RHD.device) > length_1
+        # A masked slot may hold NaN: it was never written, or is not the row's.
+        keys_KSD, values_KSD = (
+            side[slot_S].float().masked_fill(is_hidden_S[:, None, None], 0).transpose(0, 1)
+            for side in (rows.keys_SKD, rows.values_SKD)
+        )
+        q_KGD = q_HD.float().unflatten(0, (len(keys_KSD), -1))
+        scores_KGS = (q_KGD @ keys_KSD.mT) / q_RHD.shape[-1] ** 0.5
         share_KGS = scores_KGS.masked_fill(is_hidden_S, -torch.inf).softmax(dim=-1)
-        seen.append((share_KGS @ values).flatten(0, 1))
+        seen.append((share_KGS @ values_KSD).flatten(0, 1))
     return torch.stack(seen).to(q_RHD.dtype)

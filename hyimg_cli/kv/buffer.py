@@ -1,169 +1,191 @@
-"""One branch's keys and values: contiguous, preallocated, never moved.
+"""Tables: which pages of an arena have the K/V of a sequence, or of a part of one.
 
-    slots  0 ............... length ............ capacity
-           [ committed prefix ][ scratch         ]
-             prefill, decode     timestep and image tokens, rewritten by every denoise step
+    sequence   s0 s1 s2 s3 | s4 s5 s6 s7 | s8 s9
+    tree       [ Rows 0-6       ][ Rows 6-9     ]     a node: the pages that have its tokens
+    context    [ Buffer, length 10               ]    shares them, and writes after them
+    branch     [ Buffer, length 8 ] + canvas          shares them; the canvas is in no page
 
-Memory is laid out head by head, [H, S, D]. Writes are copies into slices, reads are views. `length`
-counts committed tokens only; positions for RoPE are a separate matter and never derived from it.
+What shares a page may write behind its own rows if nobody has; otherwise it gets a copy of that
+page. `length` counts committed tokens only; positions for RoPE are a separate matter and never
+derived from it.
 """
 
-# Legend: S slot, H kv head, D head width, T new token
-from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import dataclass
-from weakref import ref
-
-import torch
-from torch import Tensor
+from hyimg_cli.kv.arena import Arena, Span
 
 
-@dataclass(frozen=True)
-class Slice:
-    """K/V of some tokens, [H, S, D] per layer, outside any buffer: the unit that the tree keeps."""
+class _Table:
+    """Pages that something holds, from page `first` of the sequence on; dropped with it."""
 
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
+    def __init__(self, arena: Arena, first: int = 0) -> None:
+        self.arena, self.first = arena, first
+        self.pages: list[int] = []
+        self._generation = arena.generation()
+        arena.tables.add(self)
 
-    @property
-    def length(self) -> int:
-        return self.keys[0].shape[1]
+    def __del__(self) -> None:
+        self.arena.pages.drop(self.pages)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(t.nbytes for t in (*self.keys, *self.values))
+    def confirm(self) -> None:
+        """Raise RankError if the ranks that held the rows have ended."""
+        self.arena.confirm(self._generation)
 
-    def to_host(self) -> "Slice":
-        """Return a copy in main memory, pinned if a GPU will fetch it back; waits for the copy."""
-        copied = self._mapped(_to_host)
-        for device in {rows.device for rows in self.keys if rows.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
-        return copied
+    def share(self, other: "_Table", start: int, stop: int) -> None:
+        """Hold the pages with another table's rows `[start, stop)`, counted in the sequence.
 
-    def to_devices(self, devices: Sequence[torch.device]) -> "Slice":
-        """Return a copy with each layer on its device, given one entry per layer.
-
-        A GPU's copy is queued when this returns, ahead of all later work.
+        They follow this table's own; a page that both begin with or end in is the other's then.
         """
-        return Slice(
-            tuple(_sent(k, d) for k, d in zip(self.keys, devices, strict=True)),
-            tuple(_sent(v, d) for v, d in zip(self.values, devices, strict=True)),
-        )
-
-    def split(self, at: int) -> "tuple[Slice, Slice]":
-        """Return the first `at` tokens and the rest, each with its own memory."""
-        return self.cut(0, at), self.cut(at, self.length)
-
-    def cut(self, start: int, stop: int) -> "Slice":
-        """Return a copy of the tokens `[start, stop)`, with its own memory."""
-        return self._mapped(lambda rows_HSD: rows_HSD[:, start:stop].clone())
-
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Slice":
-        return Slice(tuple(map(change, self.keys)), tuple(map(change, self.values)))
-
-
-def _to_host(rows: Tensor) -> Tensor:
-    """Copies into pinned memory are queued, and not complete yet."""
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
-    return host.copy_(rows, non_blocking=rows.is_cuda)
-
-
-def _sent(rows: Tensor, device: torch.device) -> Tensor:
-    # Copies to the host must be waited for, because they are read at once.
-    return rows.to(device, copy=True, non_blocking=device.type == "cuda")
+        other.confirm()
+        page = self.arena.page
+        first, last = start // page, -(-stop // page)
+        shared = self.arena.pages.share(other.pages[first - other.first : last - other.first])
+        at = first - self.first
+        self.arena.pages.drop(self.pages[at:])
+        self.pages[at:] = shared
 
 
 class Buffer:
-    """K/V of one branch for every layer, on that layer's device."""
+    """K/V of one sequence: rows shared with others, then its own."""
 
-    def __init__(
-        self,
-        *,
-        kv_heads: int,
-        head_dim: int,
-        capacity: int,
-        dtype: torch.dtype,
-        devices: Sequence[torch.device],
-    ) -> None:
-        """`devices` has one entry a layer."""
-
-        def allocate(device: torch.device) -> Tensor:
-            return torch.empty(kv_heads, capacity, head_dim, dtype=dtype, device=device)
-
-        self.keys_HSD = [allocate(device) for device in devices]
-        self.values_HSD = [allocate(device) for device in devices]
-        self.capacity = capacity
+    def __init__(self, arena: Arena, home: int | None = None) -> None:
+        """`home`: the one set of ranks that computes its rows; None: all of them."""
+        self.arena, self.home = arena, home
         self.length = 0
-        # Buffers in the same memory, and this one's rows there that another may overwrite.
-        self._in_here: list[ref[Buffer]] = [ref(self)]
-        self._own: tuple[int, Slice] | None = None
+        self._table = _Table(arena)
+        self._prefix = -1, -1, Span([])
 
     @property
-    def nbytes(self) -> int:
-        """Return the bytes of all keys and values."""
-        return sum(t.nbytes for t in (*self.keys_HSD, *self.values_HSD))
+    def pages(self) -> list[int]:
+        """Return the pages of the sequence, in order."""
+        return self._table.pages
 
-    def write(self, layer: int, start: int, keys_THD: Tensor, values_THD: Tensor) -> None:
-        """Write new rows into the slots from `start` on, in the buffer's dtype."""
-        if self._own is not None:
-            at, kept = self._own
-            self.keys_HSD[layer][:, at : self.length] = kept.keys[layer]
-            self.values_HSD[layer][:, at : self.length] = kept.values[layer]
-        stop = start + len(keys_THD)
-        self.keys_HSD[layer][:, start:stop] = keys_THD.transpose(0, 1)
-        self.values_HSD[layer][:, start:stop] = values_THD.transpose(0, 1)
+    def reserve(self, stop: int) -> None:
+        """Have pages for rows up to `stop`, which may be written after the prefix.
 
-    def read(self, layer: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Return views of the first `stop` keys and values, [H, stop, D]."""
-        return self.keys_HSD[layer][:, :stop], self.values_HSD[layer][:, :stop]
+        Raises torch.OutOfMemoryError.
+        """
+        table, page = self._table, self.arena.page
+        table.confirm()
+        number, row = divmod(self.length, page)
+        if row and not self.arena.pages.writable(table.pages[number], row):
+            copied = self.arena.copied(table.pages[number])
+            self.arena.pages.drop([table.pages[number]])
+            table.pages[number] = copied
+            self._prefix = -1, -1, Span([])
+        if (lacking := -(-stop // page) - len(table.pages)) > 0:
+            table.pages += self.arena.take(lacking)
+        self.arena.fill(table.pages[number:], stop - number * page)
+
+    def span(self, start: int, stop: int) -> Span:
+        """Return the slots of the rows `[start, stop)`, for all layers of a forward."""
+        self._table.confirm()
+        return self.arena.span(self.pages, start, stop)
+
+    @property
+    def prefix(self) -> Span:
+        """Return the slots of the committed rows; the same until they change or move."""
+        moves, length, span = self._prefix
+        if (moves, length) != (self.arena.moves, self.length):
+            span = self.span(0, self.length)
+            self._prefix = self.arena.moves, self.length, span
+        self._table.confirm()
+        return span
 
     def commit(self, length: int) -> None:
-        """Make `[0, length)` the prefix; rows after it are scratch."""
-        assert self.length <= length <= self.capacity, "a prefix only grows, within its buffer"
+        """Make `[0, length)` the prefix."""
+        assert self.length <= length <= len(self.pages) * self.arena.page, "a prefix only grows"
         self.length = length
 
     def truncate(self, length: int) -> None:
-        """Shorten the prefix to `length`; rows after it are scratch again."""
+        """Shorten the prefix to `length`; rows after it are void."""
         assert 0 <= length <= self.length, "only what is committed can be cut off"
         self.length = length
+        self._trim()
 
-    def cut(self, start: int, stop: int) -> "Slice":
-        """Return a copy of the committed tokens `[start, stop)`, with its own memory."""
+    def _trim(self) -> None:
+        """Drop what was reserved after the prefix: a forward may have failed."""
+        full, row = divmod(self.length, self.arena.page)
+        last = full + (row > 0)
+        self.arena.pages.drop(self.pages[last:])
+        del self.pages[last:]
+        if row:
+            self.arena.pages.clear_after(self.pages[full], row)
+
+    def rows(self, start: int, stop: int) -> "Rows":
+        """Return the committed tokens `[start, stop)`, which share this buffer's pages."""
         assert stop <= self.length, "only committed tokens can be shared"
-        return Slice(tuple(self.keys_HSD), tuple(self.values_HSD)).cut(start, stop)
+        self._trim()
+        return Rows(self._table, start, stop)
 
-    def extend(self, rows: "Slice") -> None:
-        """Append a slice to the prefix."""
-        stop = self.length + rows.length
-        for layer, (keys_HSD, values_HSD) in enumerate(zip(rows.keys, rows.values, strict=True)):
-            self.keys_HSD[layer][:, self.length : stop] = keys_HSD
-            self.values_HSD[layer][:, self.length : stop] = values_HSD
-        self.commit(stop)
+    def extend(self, rows: "Rows") -> None:
+        """Append rows to the prefix, which share their pages."""
+        assert rows.start == self.length, "rows stay in their places"
+        self._table.share(rows.table, rows.start, rows.stop)
+        self.length = rows.stop
 
-    def alias(self, prefix: int) -> "Buffer":
-        """Return a buffer in this one's memory, whose prefix is its first `prefix` tokens.
+    def share_prefix(self, other: "Buffer", prefix: int) -> None:
+        """Make another buffer's first `prefix` tokens the prefix of this empty one."""
+        assert self.length == 0, "a prefix stands at the front"
+        self.extend(other.rows(0, prefix))
 
-        Their scratch is shared. So a layer must be read right after it was written, before another
-        buffer writes; each write first restores its buffer's rows after the shortest prefix of all.
-        Alias before any scratch is written.
-        """
-        assert prefix <= self.length, "only committed tokens can be shared"
-        other = copy(self)
-        other.length = prefix
-        self._in_here.append(ref(other))
-        alive = [one for known in self._in_here if (one := known()) is not None]
-        shortest = min(one.length for one in alive)
-        for one in alive:
-            is_longer = one.length > shortest
-            one._own = (shortest, one.cut(shortest, one.length)) if is_longer else None
-        return other
 
-    def copy_prefix(self, other: "Buffer", prefix: int) -> None:
-        """Copy another buffer's first `prefix` tokens, and make them the prefix."""
-        assert prefix <= other.length, "only committed tokens can be shared"
-        for layer, (keys_HSD, values_HSD) in enumerate(
-            zip(other.keys_HSD, other.values_HSD, strict=True)
-        ):
-            self.keys_HSD[layer][:, :prefix] = keys_HSD[:, :prefix]
-            self.values_HSD[layer][:, :prefix] = values_HSD[:, :prefix]
-        self.length = prefix
+class Rows:
+    """The tokens `[start, stop)` of a sequence in pages: what the tree keeps of it."""
+
+    def __init__(self, table: _Table, start: int, stop: int) -> None:
+        """Share the pages of a table of the same sequence."""
+        self.start, self.stop = start, stop
+        self.table = _Table(table.arena, start // table.arena.page)
+        self.table.share(table, start, stop)
+
+    @property
+    def nbytes(self) -> int:
+        return (self.stop - self.start) * self.table.arena.storage.row_bytes
+
+    def split(self, at: int) -> "tuple[Rows, Rows]":
+        """Return the first `at` tokens and the rest; a page with tokens of both is shared."""
+        middle = self.start + at
+        return Rows(self.table, self.start, middle), Rows(self.table, middle, self.stop)
+
+    def to_host(self) -> "HostRows":
+        """Return a copy in main memory."""
+        self.table.confirm()
+        arena = self.table.arena
+        rows = self.stop - self.table.first * arena.page
+        return HostRows(arena, arena.spilled(self.table.pages, rows), self.start, self.stop)
+
+
+class HostRows:
+    """The same in main memory, from the beginning of the page that has `start`."""
+
+    def __init__(self, arena: Arena, number: int, start: int, stop: int) -> None:
+        self._arena, self._number, self.start, self.stop = arena, number, start, stop
+        self._generation = arena.generation()
+
+    def __del__(self) -> None:
+        self._arena.forget(self._number)
+
+    @property
+    def nbytes(self) -> int:
+        return (self.stop - self.start) * self._arena.storage.row_bytes
+
+    @property
+    def _first(self) -> int:
+        return self.start // self._arena.page * self._arena.page
+
+    def split(self, at: int) -> "tuple[HostRows, HostRows]":
+        """Return the first `at` tokens and the rest, each with its own memory."""
+        middle = self.start + at
+        return self._cut(self.start, middle), self._cut(middle, self.stop)
+
+    def to_device(self) -> Rows:
+        """Return the tokens in pages again. Raises torch.OutOfMemoryError, or RankError."""
+        self._arena.confirm(self._generation)
+        table = _Table(self._arena, self._first // self._arena.page)
+        table.pages += self._arena.restored(self._number, self.stop - self._first)
+        return Rows(table, self.start, self.stop)
+
+    def _cut(self, start: int, stop: int) -> "HostRows":
+        self._arena.confirm(self._generation)
+        first = start // self._arena.page * self._arena.page
+        number = self._arena.cut(self._number, first - self._first, stop - self._first)
+        return HostRows(self._arena, number, start, stop)

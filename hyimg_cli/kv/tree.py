@@ -5,7 +5,7 @@
                dtype)                  └── <cfg> text  ◀─ pinned: it and the path to it stay
     payloads  one a node, owned by the tree: on the device, or (evicted with a Host) in host memory
     caller    a Match: a place in the tree, owns nothing
-              a Prefix, inside `with tree.pinned(match)`: payloads to copy into its own buffer
+              a Prefix, inside `with tree.pinned(match)`: payloads to share with its own buffer
 
 Bytes never exceed a budget: payloads that do not fit next to the pinned nodes are not inserted. Of
 the unpinned nodes, the least recently used leaf is evicted first. One thread uses a tree.
@@ -28,7 +28,7 @@ class Payload(Protocol):
     def split(self, at: int) -> tuple[Self, Self]:
         """Return the first `at` tokens and the rest; their bytes add up to the whole.
 
-        Each half owns its memory: evicting one of two views would free nothing.
+        Evicting a half frees its memory, unless others share it.
         """
 
 

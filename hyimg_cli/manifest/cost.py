@@ -15,7 +15,7 @@ class JobTokens(NamedTuple):
     for the text that it writes. `positive`: the prefix of the branch with the prompt before its own
     image rows. `step_rows`: rows of one branch in one denoise step. `steps`: denoise steps, if not
     the job's own number. `forwards`: of branches in all steps, if not every step has every branch.
-    `kv_rows`: rows of keys and values of all branches while they draw, if branches share memory.
+    `kv_rows`: rows of the prefixes of all branches, those that they share once.
     """
 
     ar_prefill: int = 0

@@ -10,7 +10,10 @@
     draw     the branches that draw, the contexts of the others    one denoise step, or a prefill
     decode   the contexts of the others                            one picture in the VAE
 
-The largest moment counts. If images are encoded while the model works, that adds to any moment.
+Rows that several hold are counted once: a branch shares those of its context, and of the branch
+before it. The canvas is in no page; attention joins it to its prefix, one layer and one branch at a
+time. The largest moment counts. If images are encoded while the model works, that adds to any of
+them.
 Weights and K/V are exact. Activations are compared with the count of
 `tests/engine/test_fake_gpu.py` without a GPU: up to a tenth above it. The libraries' own memory (a
 GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not included.
@@ -48,14 +51,17 @@ _GRAPH_ROWS = 1.5
 class JobBytes(NamedTuple):
     """Bytes of one job.
 
-    K/V of its `context` while it thinks and of its `branches` while it draws; activations of a
-    denoise `step` and of its longest `prefill`.
+    K/V of its `context` while it thinks and of its `branches` while it draws, and of `both` in
+    addition while they are built if they share nothing; activations of a denoise `step`, of its
+    longest `prefill`, and of the keys and values of a branch `joined` in one layer.
     """
 
     context: int = 0
     branches: int = 0
     step: int = 0
     prefill: int = 0
+    both: int = 0
+    joined: int = 0
 
 
 class Together(NamedTuple):
@@ -111,18 +117,19 @@ class Needs:
         share, drawing = self.share, min(together.drawing, self.jobs)
         # Fewer jobs wait to draw than draw together when another one begins to think.
         alive = min(self.jobs, together.thinking + drawing - 1)
-        # A job's context is freed once its branches are ready, one job after another.
         others = alive - drawing
-        at_work = max(drawing * share.step, share.prefill) + self.forward.fixed
-        opening = max(share.prefill + self.forward.fixed, self.encode)
+        drawn = others * share.context + drawing * share.branches + share.both
+        forward = share.joined + self.forward.fixed
+        at_work = max(drawing * share.step, share.prefill) + forward
+        opening = max(share.prefill + forward, self.encode)
         moments = {
             "think": (alive * share.context, opening),
-            "draw": ((others + 1) * share.context + drawing * share.branches, at_work),
+            "draw": (drawn, at_work),
             "decode": (others * share.context, self.decode),
         }
         if self.joins:
-            beside = max(at_work, opening, self.decode)
-            moments = {"draw": ((others + 1) * share.context + drawing * share.branches, beside)}
+            kv = max(alive * share.context, drawn)
+            moments = {"draw": (kv, max(at_work, opening, self.decode))}
         moment, (kv, activations) = max(moments.items(), key=lambda held: sum(held[1]))
         activations += self.prefetch
         if self.has_graphs:  # of decode steps; all share the memory of the widest
@@ -177,25 +184,28 @@ def kv_bytes_per_token(card: ModelCard, config: RunConfig) -> int:
     return card.kv_bytes_per_token * number_width(config)
 
 
-def _share(job: ImageJob, config: RunConfig, kv: int, row: int) -> JobBytes:
+def _share(job: ImageJob, config: RunConfig, kv: int, layers: int, row: int) -> JobBytes:
     """Return the bytes of one job on the device and in the dtype of `config`.
 
-    With several sets of ranks, on one set. A job whose sequence cannot be built fails later, for
-    its own reason, and takes nothing.
+    `kv`: of a token in so many `layers`; `row`: of a forward's row. A job whose sequence cannot be
+    built fails later, for its own reason, and takes nothing.
     """
     replay = Replay.of(job)  # a text that is fed again takes the memory of a written one
     job = replay.job if replay else job
     tokens = tokens_of(job, config.model.revision, job.text.max_new_tokens + _TAGS)
     context = tokens.ar_prefill and tokens.ar_prefill + tokens.assumed_think + _BEHIND_TEXT
-    apart = tokens.branches * (tokens.positive + tokens.step_rows)
-    rows = tokens.kv_rows if config.reuse.kv_reuse else None
-    # Each of two branches is only in the memory of its own ranks.
-    sets = min(tokens.branches, config.parallel.cfg_ranks)
+    apart = tokens.branches * tokens.positive
+    # Branches on ranks of their own share a context alone.
+    is_together = context > 0 or config.parallel.cfg_ranks == 1
+    rows = tokens.kv_rows if config.reuse.kv_reuse and is_together else None
+    is_shared = config.reuse.kv_reuse and not job.drop_think
     return JobBytes(
         context=context * kv,
-        branches=(rows or apart) // sets * kv,
+        branches=(rows or apart) * kv,
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
+        both=0 if is_shared else context * kv,
+        joined=(tokens.positive + tokens.step_rows) * kv // layers,
     )
 
 
@@ -239,7 +249,8 @@ def needs(
     choice, kind = config.model, precision(config.model)[0]
     # Called once, because there may be many jobs.
     forward, kv = working(card, config), kv_bytes_per_token(card, config)
-    shares = Counter(_share(job, config, kv, forward.row) for job in jobs)  # few differ
+    # Few differ.
+    shares = Counter(_share(job, config, kv, card.kv_layers, forward.row) for job in jobs)
     largest = max(bucket.size.height * bucket.size.width for bucket in card.buckets)
     share = JobBytes(*map(max, zip(*shares, strict=True)))
     branches = sum(one.branches * count for one, count in shares.items())
@@ -303,8 +314,9 @@ def picture_need(
 def _in_fullest_memory(whole: Needs, card: ModelCard, config: RunConfig) -> Needs:
     """Return the same with the part of K/V in that memory, as a session of ranks counts it."""
     share, part = whole.share, _by_rank(card, config).kv_share * _ranks_together(config)
-    context, branches = round(share.context * part), round(share.branches * part)
-    return replace(whole, share=share._replace(context=context, branches=branches))
+    fields = ("context", "branches", "both", "joined")
+    parts = {name: round(getattr(share, name) * part) for name in fields}
+    return replace(whole, share=share._replace(**parts))
 
 
 def _ranks_together(config: RunConfig) -> int:

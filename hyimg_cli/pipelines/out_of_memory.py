@@ -26,6 +26,7 @@ SharedStage = Literal["thinking", "drawing"]
 # Notes for a job that gets REQUEUE, by the stage that ran out of memory.
 _WAITS = {
     "prefill": "not enough memory to start together with other jobs; started after them",
+    "text": "started again: not enough memory to write longer texts together",
     "branches": "started again: not enough memory for its context and another job's branches",
     "decode": "not enough memory to decode together with other jobs; decoded after them",
 }
@@ -86,7 +87,7 @@ class MemoryPolicy:
         remedy = self.remedy(tried.error, batch, kind=kind, can_wait=requeue is not None)
         if remedy is Remedy.SPLIT:
             for part in (batch[:half], batch[half:]):
-                yield from self.attempt(part, stage, lose, kind=kind)
+                yield from self.attempt(part, stage, lose, kind=kind, requeue=requeue)
         elif remedy is Remedy.RETRY:
             yield from self.attempt(batch, stage, lose, kind=kind, requeue=requeue)
         elif remedy is Remedy.REQUEUE and requeue is not None:

@@ -110,7 +110,8 @@ def _tables(entry: Entry) -> dict[str, Any]:
     for steps, sides in variants.items():
         for label, own in sides.items():
             rows = [str(own["rows"].get(stage, "–")) for stage in ("prefill", "text", "denoise")]
-            runs.append((label, str(steps), f"{own['s_per_job']:.3f}", *rows))
+            slots = str(own.get("kv_slots") or "–")
+            runs.append((label, str(steps), f"{own['s_per_job']:.3f}", *rows, slots))
         # The spread over all variants: for the whole run, then for each phase that took time.
         spreads = {"whole run": [own["wall_s"] for own in sides.values()]}
         for name in entry["timings"][0]["a"]["phases_s"]:

@@ -201,8 +201,8 @@ class ModelCard:
     `base_size`: the side of the square whose area all sizes roughly have. `edit_defaults`: defaults
     of jobs with source images, if different. `has_graphs`: text may be decoded by CUDA graphs.
     `activations`: memory of a forward, on a CPU (`cpu`) or by the experts' quantization.
-    `kv_bytes_per_token` counts keys and values of every layer, and `row_bytes` a token's row in the
-    network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel`: what the VAE
+    `kv_bytes_per_token` counts keys and values of all `kv_layers`, and `row_bytes` a token's row in
+    the network, both in bfloat16. `weight_bytes` is as stored. `vae_bytes_per_pixel`: what the VAE
     holds of a whole picture at its widest level, in either direction. `vae_chunk_bytes`: the
     maximum for a chunk of rows that it works on. `tile_pixels`: the side of its tiles in a tiled
     decode.
@@ -224,6 +224,7 @@ class ModelCard:
     follows: frozenset[str]
     latent_channels: int = 0
     row_bytes: int = 0
+    kv_layers: int = 1
     activations: Mapping[str, Working] = field(default_factory=dict, hash=False)
     weights: WeightCounts = WeightCounts()
     routing: Routing | None = None

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.buffer import Rows
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_view
 from hyimg_cli.memory.footprint import Together
@@ -123,7 +123,7 @@ def drawn(family: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Drawn]:
 
 
 def studio_of(
-    model: Any, *, reuse: ReuseConfig = REUSE, tree: KVTree[Slice] | None = None
+    model: Any, *, reuse: ReuseConfig = REUSE, tree: KVTree[Rows] | None = None
 ) -> ImageStages:
     """What a group works with, without reading ahead or a memo; by default nothing is shared."""
     return ImageStages(

@@ -11,6 +11,7 @@ from weakref import ref
 import pytest
 import torch
 from engine.conftest import studio_of
+from kv_rows import sides, unshare
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -49,9 +50,12 @@ def contexts(family: Any, lengths: Sequence[int]) -> list[Buffer]:
     """Buffers of text of those lengths, in memory that holds no numbers behind it."""
     buffers = []
     for number, length in enumerate(lengths):
-        buffer = family.new_buffer(length + 8 + number)
-        for side in (*buffer.keys_HSD, *buffer.values_HSD):
-            side.fill_(torch.nan)
+        buffer = family.new_buffer()
+        buffer.reserve(length + 1)
+        arena = family.arena
+        storage, slots = arena.storage, buffer.span(0, len(buffer.pages) * arena.page)
+        for side in (*storage.keys_SKD, *storage.values_SKD):
+            side[slots.index(side.device)] = torch.nan
         with torch.no_grad():
             family.network.feed([(range(3 + number, 3 + number + length), buffer)])
         buffers.append(buffer)
@@ -59,9 +63,10 @@ def contexts(family: Any, lengths: Sequence[int]) -> list[Buffer]:
 
 
 def apart(buffers: Sequence[Buffer], family: Any) -> list[Buffer]:
-    copies = [family.network.new_buffer(buffer.capacity) for buffer in buffers]
+    copies = [family.network.new_buffer() for buffer in buffers]
     for buffer, copy in zip(buffers, copies, strict=True):
-        copy.copy_prefix(buffer, buffer.length)
+        copy.share_prefix(buffer, buffer.length)
+        unshare(copy)
     return copies
 
 
@@ -95,11 +100,8 @@ def test_the_rows_of_the_plain_way(
         torch.testing.assert_close(got, expected, **NEAR)
     for one, other in zip(ours, plain, strict=True):
         assert one.length == other.length
-        for layer in range(len(one.keys_HSD)):
-            for a, b in zip(
-                one.read(layer, one.length), other.read(layer, one.length), strict=True
-            ):
-                torch.testing.assert_close(a, b, **NEAR)
+        for a, b in zip(sides(one), sides(other), strict=True):
+            torch.testing.assert_close(a, b, **NEAR)
 
 
 def test_what_was_returned_is_not_written_over(family: Any, graphs: DecodeGraphs) -> None:
@@ -124,10 +126,9 @@ def test_nothing_known_on_the_host_is_part_of_a_step(family: Any) -> None:
     """Traced once and run with other ids and lengths: what a captured graph would do."""
     ours = contexts(family, (30, 8, 17))
     plain = apart(ours, family)
-    spare = family.new_buffer(1)
+    spare = family.new_buffer()
+    spare.reserve(1)
     step = DecodeStep(family.network, 4, spare, plain_decode)
-    for rows in (*spare.keys_HSD, *spare.values_HSD):
-        rows.zero_()
 
     def computed(ids_R: Tensor, length_R: Tensor) -> Tensor:
         step._ids_R, step._length_R = ids_R, length_R
@@ -136,6 +137,8 @@ def test_nothing_known_on_the_host_is_part_of_a_step(family: Any) -> None:
     static = step._ids_R, step._length_R
     beside = DecodeStep(family.network, 4, spare, plain_decode)
     first: Any = [([3], buffer) for buffer in ours]
+    for buffer in ours:
+        buffer.reserve(buffer.length + 3)
     with torch.no_grad(), beside.filled(first), step.filled(first):
         traced = make_fx(computed)(beside._ids_R, beside._length_R)
     step._ids_R, step._length_R = static
@@ -158,6 +161,18 @@ def test_a_job_that_is_gone_takes_its_memory_along(family: Any, graphs: DecodeGr
     del buffer
     gc.collect()
     assert gone() is None
+
+
+def test_pages_that_are_gone_are_in_no_table(family: Any, graphs: DecodeGraphs) -> None:
+    long, short = contexts(family, (90, 6))
+    family.arena.shrink()
+    graphs([([5], long)])
+    del long
+    family.arena.shrink()
+    (plain,) = apart([short], family)
+    with torch.no_grad():
+        expected = family.network.feed([([5], plain)])
+    torch.testing.assert_close(graphs([([5], short)]), expected, **NEAR)
 
 
 def _ends(jobs: list[ImageJob], model: Any, size: int) -> dict[str, ImageRequest]:

@@ -111,7 +111,7 @@ def test_no_step_reads_from_the_gpu_or_waits_for_it(bench: Any) -> None:
         bench.decode_step(count)
         bench.decode_step(count, by_graphs=True)
     layout = bench.load.layout
-    buffer = bench.network.new_buffer(layout.live_stop)
+    buffer = bench.network.new_buffer()
     bench.network.prefill(
         [Prefill(layout, layout.ids, [bench._source()], buffer, layout.live_start)]
     )

@@ -87,18 +87,21 @@ def test_a_picture_in_tiles(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
     """Nothing waits copy by copy, and what comes back is on the layers' devices."""
     _noted(bench.gpu)
-    buffer = bench.network.new_buffer(100)
-    buffer.commit(80)
-    held = buffer.cut(0, 64)
+    buffer = bench.network.new_buffer()
+    arena = bench.network.arena
+    buffer.reserve(64)
+    buffer.commit(64)
+    arena.shrink()
+    held = buffer.rows(0, 64)
     before = bench.gpu.live
     host = held.to_host()
-    size = held.nbytes
-    assert {rows.device.type for rows in (*host.keys, *host.values)} == {"cpu"}
-    del held
-    assert bench.gpu.live == before - size
-    back = host.to_devices(bench.network.layer_devices)
+    assert arena.storage.host_bytes == host.nbytes == held.nbytes
+    del held, buffer
+    arena.shrink()
+    assert bench.gpu.live == before - host.nbytes
+    back = host.to_device()
     assert bench.gpu.live == before
-    bench.network.new_buffer(100).extend(back)
+    bench.network.new_buffer().extend(back)
     assert not bench.gpu.waits
     assert not bench.gpu.reads
 
@@ -115,7 +118,7 @@ def _encoded_beside(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     kept.prefetch(image)
     found, _ = kept.encode(image)
     layout = bench.load.layout
-    buffer = bench.network.new_buffer(layout.live_stop)
+    buffer = bench.network.new_buffer()
     bench.network.prefill([Prefill(layout, layout.ids, [found.rows], buffer, layout.live_start)])
     return bench.gpu.strays
 

@@ -208,9 +208,9 @@ def test_rows_without_a_job_have_one_id(family: Any) -> None:
 
     graphs = DecodeGraphs(family.network, plain_decode, capture)
     for first in (range(11), range(12)):
-        buffers = [family.new_buffer(4) for _ in first]
+        buffers = [family.new_buffer() for _ in first]
         graphs([([20 + row], buffer) for row, buffer in zip(first, buffers, strict=True)])
-    again = [family.new_buffer(4) for _ in range(11)]
+    again = [family.new_buffer() for _ in range(11)]
     graphs([(torch.tensor([20 + row]), buffer) for row, buffer in enumerate(again)])
     assert torch.equal(seen[-1], seen[-3])
     assert not torch.equal(seen[-1], seen[-2])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import shared_length
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import UsageError
@@ -24,7 +25,14 @@ from hyimg_cli.memory.footprint import (
 )
 from hyimg_cli.models import registry
 from hyimg_cli.models.protocols import GeneratedText
-from hyimg_cli.settings.run import BatchConfig, ModelChoice, OutputConfig, ParallelConfig, RunConfig
+from hyimg_cli.settings.run import (
+    BatchConfig,
+    ModelChoice,
+    OutputConfig,
+    ParallelConfig,
+    ReuseConfig,
+    RunConfig,
+)
 from hyimg_cli.spec.card import Working
 from hyimg_cli.spec.job import ImageJob, SizeRequest
 
@@ -37,30 +45,43 @@ def test_counts_the_branches_of_a_job_without_text(family: Any, job: ImageJob) -
     layout = family.canvas(plain, [], GeneratedText()).branches[0].layout
     share, row = needs([plain], family.card, CONFIG).share, 2 * family.card.activations["cpu"].row
     # float32 is twice the stored bfloat16
-    assert share.branches == 2 * layout.live_stop * 2 * family.card.kv_bytes_per_token
+    rows = 2 * layout.live_start - shared_length(layout)
+    assert share.branches == rows * 2 * family.card.kv_bytes_per_token
     assert share.step == 2 * (layout.live_stop - layout.live_start) * row
     assert share.prefill == layout.live_start * row
     assert share.context == 0
+    apart = replace(CONFIG, parallel=ParallelConfig(cfg_ranks=2))
+    rows = 2 * layout.live_start
+    own = needs([plain], family.card, apart).share
+    assert own.branches == rows * 2 * family.card.kv_bytes_per_token
 
 
-def test_a_context_is_as_large_as_its_buffer(
+def test_a_context_is_as_large_as_its_rows(
     family: Any, job: ImageJob, sources: tuple[str, ...]
 ) -> None:
     writes = replace(job, text=replace(job.text, max_new_tokens=30), images=sources[:1])
     shapes = [family.prompter.source_shape(family.prompter.fit(64, 64)[0], None)]
     opening = family.prompter.opening(writes, shapes)
     assert opening.capacity == len(opening.ids) + 30 + 8
-    buffer = family.new_buffer(opening.capacity)
-    assert needs([writes], family.card, CONFIG).share.context == buffer.nbytes
+    row_bytes = family.arena.storage.row_bytes
+    share = needs([writes], family.card, CONFIG).share
+    assert share.context == opening.capacity * row_bytes
+    assert share.both == 0, "branches share it"
+    for config, one in (
+        (replace(CONFIG, reuse=ReuseConfig(kv_reuse=False)), writes),
+        (CONFIG, replace(writes, drop_think=True)),
+    ):
+        assert needs([one], family.card, config).share.both > 0
+    row, layers = 2 * family.card.activations["cpu"].row, len(family.layer_devices)
+    assert share.joined * layers == (share.prefill + share.step // 2) // row * row_bytes
 
 
 @pytest.mark.parametrize(
     ("together", "moment", "kv", "activations"),
     [
-        # One more context than other jobs': that of the branches that were built last.
-        (Together(16, 4), "draw", 16 * 10 + 4 * 30, 4 * 20),
-        (Together(16, 1), "draw", 16 * 10 + 30, 20),
-        (Together(1, 1), "draw", 10 + 30, 20),
+        (Together(16, 4), "draw", 15 * 10 + 4 * 30, 4 * 20),
+        (Together(16, 1), "draw", 15 * 10 + 30, 20),
+        (Together(1, 1), "draw", 30, 20),
     ],
 )
 def test_the_widest_moment_counts(
@@ -76,9 +97,12 @@ def test_other_moments_can_be_the_widest() -> None:
     opening = replace(LARGE, encode=10**4).widest(Together(8, 2))
     assert (opening.moment, opening.kv, opening.activations) == ("think", 90, 10**4)
     beside = replace(LARGE, prefetch=7, kept=3).widest(Together(16, 4))
-    assert (beside.kv, beside.activations) == (16 * 10 + 4 * 30 + 3, 4 * 20 + 7)
+    assert (beside.kv, beside.activations) == (15 * 10 + 4 * 30 + 3, 4 * 20 + 7)
     few = replace(LARGE, jobs=5).widest(Together(16, 4))
-    assert few.kv == 2 * 10 + 4 * 30, "five jobs: one that waits, one whose branches stand"
+    assert few.kv == 10 + 4 * 30, "five jobs: one that waits"
+    unshared = replace(LARGE, share=LARGE.share._replace(both=10, joined=7))
+    assert unshared.widest(Together(16, 4)).kv == 16 * 10 + 4 * 30
+    assert unshared.widest(Together(16, 4)).activations == 4 * 20 + 7
 
 
 def test_graphs_keep_a_steps_memory() -> None:
@@ -91,7 +115,7 @@ def test_graphs_keep_a_steps_memory() -> None:
 
 @pytest.mark.parametrize(
     ("room", "thinking", "drawing"),
-    [(10**6, 16, 16), (460, 16, 6), (210, 16, 1), (209, 15, 1), (60, 1, 1), (0, 1, 1)],
+    [(10**6, 16, 16), (460, 16, 6), (200, 16, 1), (199, 15, 1), (59, 1, 1), (0, 1, 1)],
 )
 def test_drawing_gives_way_before_thinking(room: int, thinking: int, drawing: int) -> None:
     found = LARGE.fitting(room, 16)
@@ -213,9 +237,7 @@ def test_a_session_that_ends_leaves_the_gpu_to_the_next(
 def test_the_plan_and_a_session_of_ranks_agree(
     family: Any, job: ImageJob, monkeypatch: pytest.MonkeyPatch, device: str, sets: int
 ) -> None:
-    """Each rank has half of the K/V, on a GPU of its own or beside the other in main memory; a set
-    of them has one of two branches.
-    """
+    """Each rank has half of the K/V, on a GPU of its own or beside the other in main memory."""
     config = replace(
         CONFIG,
         model=ModelChoice(device=device, dtype="float32"),
@@ -223,7 +245,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
         parallel=ParallelConfig(tensor_ranks=2, cfg_ranks=sets),
     )
     jobs = [replace(job, custom_id=str(n)) for n in range(40)]
-    held_kv = 400_000 // sets if device == "cpu" else 400_000 * sets
+    held_kv = 500_000 // sets if device == "cpu" else 700_000
     large = replace(family.card, vae_bytes_per_pixel=0, kv_bytes_per_token=held_kv)
     kv_bytes = large.kv_bytes_per_token * (1 if device == "cuda" else 2 * sets) // 2
     model: Any = SimpleNamespace(card=replace(large, kv_bytes_per_token=kv_bytes))
@@ -235,7 +257,7 @@ def test_the_plan_and_a_session_of_ranks_agree(
     expected = held.first + ((2 * sets - 1) * held.other if device == "cpu" else 0)
     assert held_weights(large, config) == expected
     one, alone = (needs([job], large, each).share for each in (config, CONFIG))
-    assert (one.context, one.branches * sets) == (alone.context, alone.branches)
+    assert (one.context, one.branches) == (alone.context, alone.branches)
 
 
 def test_prefixes_that_are_held_are_counted_once(

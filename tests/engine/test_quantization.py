@@ -138,12 +138,13 @@ def test_memory_counts_the_jobs_that_work_together(job: ImageJob) -> None:
     alone, together = (footprint(jobs, card, _config("fp8", max_size=n)) for n in (1, 4))
     assert (alone.thinking, alone.drawing) == (1, 1)
     assert (together.thinking, together.drawing) == (4, 4)
-    assert alone.kv == one.context + one.branches
-    # Four draw, one waits; the last one's context is let go when its branches stand.
-    assert together.kv == 2 * one.context + 4 * one.branches
-    assert together.activations == 4 * one.step
+    assert alone.kv == one.branches, "they share the context"
+    # Four draw, one waits.
+    assert together.kv == one.context + 4 * one.branches
+    assert together.activations == 4 * one.step + one.joined
     assert together.total == together.weights + together.kv + together.activations
-    assert together.least == together.weights + 4 * one.context + one.branches + one.step
+    least = 3 * one.context + one.branches + one.step + one.joined
+    assert together.least == together.weights + least
 
 
 def test_tiles_bound_the_memory_of_the_vae(job: ImageJob) -> None:

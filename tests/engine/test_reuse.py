@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kv_rows import change
 from layouts import shared_length
 
 from hyimg_cli.diffusion.schedule import Step
 from hyimg_cli.errors import JobError, ReuseError
 from hyimg_cli.kernels import ops
-from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.kernels.attention import masked_attention
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import read_image
 from hyimg_cli.models.hunyuan_image3 import model, rope
@@ -107,7 +108,7 @@ def test_rows_whose_reusable_lengths_differ_by_any_count(
     canvas = family.canvas(job, encoded, GeneratedText())
     bucket, layout = canvas.bucket, canvas.branches[0].layout
     stop = shared_length(layout) + ahead
-    buffer = family.new_buffer(stop)
+    buffer = family.new_buffer()
     with torch.no_grad():
         family.network.prefill(
             [Prefill(layout, layout.ids, [e.rows for e in encoded], buffer, stop)]
@@ -157,17 +158,17 @@ def test_each_special_token_reaches_the_image(
     """Hiding the row `behind` tokens before the image from its queries changes the velocity."""
     job = replace(job, bot_task="none", size=SQUARE)
     honest = drawn(job)
-    cells = 16
-    read = Buffer.read
+    cells, last = 16, honest.picture.canvas.branches[0]
 
-    def without_one(buffer: Buffer, layer: int, stop: int) -> Any:
-        keys, values = read(buffer, layer, stop)
-        if stop != buffer.capacity:  # only the image's own queries see to the end
-            return keys, values
-        kept = [slot for slot in range(stop) if slot != stop - cells - behind]
-        return keys[:, kept], values[:, kept]
+    def without_one(q_THD: Any, keys: Any, values: Any, is_causal: bool) -> Any:
+        stop = keys.shape[1]
+        if not is_causal and stop == last.live_stop:  # only the image's own queries see to the end
+            kept = [slot for slot in range(stop) if slot != stop - cells - behind]
+            keys, values = keys[:, kept], values[:, kept]
+        return masked_attention(q_THD, keys, values, is_causal)
 
-    monkeypatch.setattr(Buffer, "read", without_one)
+    for layer in family.network.model.layers:
+        monkeypatch.setattr(layer.self_attn, "span_attention", without_one)
     hidden = drawn(job)
     difference = (honest.velocities[0] - hidden.velocities[0]).abs().max()
     assert difference > 1e-4
@@ -181,7 +182,7 @@ def test_what_follows_the_image_does_not_reach_it(family: Any, job: ImageJob) ->
     velocities = []
     for tail in (layout.ids[layout.live_stop :], (5, 6, 7), ()):
         ids = (*layout.ids[: layout.live_stop], *tail)
-        buffer = family.new_buffer(len(ids) + 1)
+        buffer = family.new_buffer()
         family.prefill([Prefill(layout, ids, [], buffer, layout.live_start)])
         branch = family.branch(layout, buffer)
         noise = family.initial_latents(bucket, 1)
@@ -277,8 +278,7 @@ def _broken(name: str, original: Any) -> Any:
             return result * torch.linspace(0.5, 1.5, result.shape[-1])
         if name == "prefill":
             for one in arguments[1]:
-                for values in one.buffer.values_HSD:
-                    values *= 0.5
+                change(one.buffer, 0, one.buffer.length, lambda rows: rows * 0.5, "v")
             return result
         return [part * 0.9 for part in result] if isinstance(result, list) else result * 0.9
 

@@ -12,7 +12,7 @@ from conftest import diagonal
 from engine.conftest import studio_of
 from event_kinds import is_token
 
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.buffer import Rows
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.written import note
 from hyimg_cli.memory.footprint import Together
@@ -77,7 +77,7 @@ def run(
     return ends
 
 
-def sharing(family: Any, tree: KVTree[Slice] | None = None, *, draws: bool = True) -> ImageStages:
+def sharing(family: Any, tree: KVTree[Rows] | None = None, *, draws: bool = True) -> ImageStages:
     return replace(studio_of(family, tree=tree), texts=Texts(), draws=draws)
 
 
@@ -144,8 +144,8 @@ def test_each_text_is_written_once_and_nothing_differs_to_the_bit(
 def test_texts_spilled_to_main_memory_come_back(
     family: Any, jobs: list[ImageJob], each: dict[str, Any]
 ) -> None:
-    host = Host(
-        10**9, spill=Slice.to_host, restore=lambda rows: rows.to_devices(family.layer_devices)
+    host = Host[Any](
+        10**9, spill=lambda rows: rows.to_host(), restore=lambda rows: rows.to_device()
     )
     tree = KVTree(120_000, host=host)
     ends = run(jobs, sharing(family, tree), 4)

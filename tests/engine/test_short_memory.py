@@ -2,10 +2,10 @@
 what one group learns for the next.
 """
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import finalize
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from engine.test_group import _Buffers, _pixels, _run
 
 from hyimg_cli.engine.session import Session
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.planner import make_plan
 from hyimg_cli.models import registry
@@ -50,19 +49,28 @@ def expected(family: Any, jobs: list[ImageJob]) -> dict[str, bytes]:
     return _pixels(_run(jobs, studio_of(family), 4))
 
 
-def limit_buffers(monkeypatch: pytest.MonkeyPatch, room: int) -> list[int]:
-    """No more than so many K/V buffers in all; the one number of what is returned are alive."""
-    alive, original = [0], Buffer.__init__
+def limit_slots(
+    monkeypatch: pytest.MonkeyPatch, model: Any, jobs: list[ImageJob], part: float
+) -> None:
+    """No more slots in all than so many times those of the largest job alone."""
+    gc.collect()
+    model.arena.shrink()
+    # Other tests may hold some.
+    pages, held, most = model.arena.pages, model.arena.pages.used, 0
+    for job in jobs:
+        pages.peak = held
+        _run([job], studio_of(model), 1)
+        most = max(most, pages.peak - held)
+    model.arena.shrink()
+    room = (held + int(most * part)) * pages.rows
+    resize = model.arena.storage.resize
 
-    def counted(buffer: Buffer, **shape: Any) -> None:
-        if alive[0] >= room:
+    def limited(slots: int) -> None:
+        if slots > room:
             raise FULL
-        original(buffer, **shape)
-        alive[0] += 1
-        finalize(buffer, lambda: alive.__setitem__(0, alive[0] - 1))
+        resize(slots)
 
-    monkeypatch.setattr(Buffer, "__init__", counted)
-    return alive
+    monkeypatch.setattr(model.arena.storage, "resize", limited)
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, model: Any, most: int) -> list[int]:
@@ -166,7 +174,7 @@ def test_a_decode_waits_for_the_memory_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two that are done first are decoded last, when no other job holds any K/V."""
-    buffers, decode = _Buffers(monkeypatch), family.decode_latents
+    buffers, decode = _Buffers(monkeypatch, family), family.decode_latents
 
     def full(latents: Any) -> Any:
         if buffers.alive:
@@ -187,7 +195,7 @@ def test_a_decode_that_waited_is_tried_without_what_others_left(
     more = [replace(one, custom_id=f"{one.seed + 4}", seed=one.seed + 4) for one in jobs]
     eight = [*jobs, *more]
     expected = _pixels(_run(eight, studio_of(family), 4))
-    tree, buffers, decode = KVTree[Any](10**9), _Buffers(monkeypatch), family.decode_latents
+    tree, buffers, decode = KVTree[Any](10**9), _Buffers(monkeypatch, family), family.decode_latents
     first, held = [], []
 
     def full(latents: Any) -> Any:
@@ -217,19 +225,46 @@ def test_a_picture_that_never_fits_names_the_flag(
     assert all("--vae-use-tiling (changes" in error.hint for error in errors if error)
 
 
-@pytest.mark.parametrize("room", [3, 4, 5, 7])
+@pytest.mark.parametrize("part", [1.0, 1.6, 2.0])
 def test_jobs_that_cannot_begin_wait_and_those_in_the_way_begin_anew(
     family: Any,
     jobs: list[ImageJob],
     expected: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
-    room: int,
+    part: float,
 ) -> None:
-    """Room for so many K/V buffers in all; one job alone takes three."""
-    limit_buffers(monkeypatch, room)
+    """Room for the K/V of so many jobs in all."""
+    limit_slots(monkeypatch, family, jobs, part)
     ends = _run(jobs, studio_of(family, tree=KVTree(10**9)), 4)
     assert not [end for end in ends.values() if isinstance(end, Lost)]
     assert _pixels(ends) == expected
     notes = str([end.warnings for end in ends.values() if isinstance(end, ImageRequest)])
-    assert ("started again" in notes) == (room < 7), notes
+    assert ("started again" in notes) == (part < 1.2), notes
     assert "not enough memory" in notes
+
+
+def test_texts_that_find_no_page_to_go_on_begin_again(
+    family: Any, jobs: list[ImageJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts have room, and the texts of one or two of them."""
+    text = replace(jobs[0].text, max_new_tokens=24)
+    longer = [replace(one, text=text) for one in jobs]
+    expected = _pixels(_run(longer, studio_of(family), 4))
+    arena, (opening, *_) = family.arena, [family.opening(one, []) for one in longer]
+    arena.shrink()
+    resize, page = arena.storage.resize, arena.page
+    prompts = 4 * -(-len(opening.ids) // page)
+    room = arena.slots + (prompts + 16) * page
+
+    def limited(slots: int) -> None:
+        if slots > room:
+            raise FULL
+        resize(slots)
+
+    monkeypatch.setattr(arena.storage, "resize", limited)
+    ends = _run(longer, studio_of(family), 4)
+    assert _pixels(ends) == expected
+    notes = [end.warnings for end in ends.values() if isinstance(end, ImageRequest)]
+    again = "started again: not enough memory to write longer texts together"
+    assert any(again in note for note in notes)
+    assert not all(again in note for note in notes)

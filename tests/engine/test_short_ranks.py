@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engine.conftest import studio_of
 from engine.test_group import _pixels, _run
-from short_tasks import held_parts, refuse_buffers, short, short_here
+from short_tasks import refuse_slots, short, short_here, slots
 
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.models import registry
@@ -102,17 +102,18 @@ def test_a_rank_that_is_short_now_and_then_stays_equal(
     assert pool.member_pids == pids
 
 
-def test_buffers_that_a_rank_cannot_have_come_later(
+def test_slots_that_a_rank_cannot_have_come_later(
     spread: Any, pool: RankPool, jobs: list[ImageJob], expected: dict[str, bytes]
 ) -> None:
-    pids, counts = pool.member_pids, []
+    pids = pool.member_pids
     for refusals in (0, 1, 1):
-        pool.run(refuse_buffers, refusals, own=lambda: None)
+        spread.arena.shrink()
+        pool.run(refuse_slots, refusals, own=lambda: None)
         assert _pixels(_run(jobs, studio_of(spread), 4)) == expected
         gc.collect()
-        counts.append(pool.run(held_parts, own=lambda: 0)[1])
-    # Told with the next forward: what the last job had is still there, no more each time.
-    assert counts[1] <= counts[0] + 1 >= counts[2]
+        # What the last pictures held is given back with the next forward.
+        assert pool.run(slots, own=lambda: 0)[1] >= spread.arena.slots
+        assert spread.arena.pages.used == 0
     assert pool.member_pids == pids
 
 

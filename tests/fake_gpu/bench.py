@@ -84,7 +84,7 @@ class Bench:
             yield self._peak(f"denoise step, {count} drawing", planned, call)
             del pictures, call
         layout = self.load.layout
-        buffer = self.network.new_buffer(layout.live_stop)
+        buffer = self.network.new_buffer()
         one = Prefill(layout, layout.ids, [self._source()], buffer, layout.live_start)
         prefill = partial(self.network.prefill, [one])
         yield self._peak("prefill", rows.fixed + layout.live_start * rows.row, prefill)
@@ -105,7 +105,8 @@ class Bench:
         context = CONTEXT
         runs = []
         for _ in range(count):
-            buffer = self.network.new_buffer(context + 4)
+            buffer = self.network.new_buffer()
+            buffer.reserve(context + 1)
             buffer.commit(context)
             runs.append((torch.zeros(1, dtype=torch.int64, device=DEVICE), buffer))
         feed = uncaptured(self.network) if by_graphs else self.network.feed
@@ -123,6 +124,7 @@ class Bench:
         found = self.needs(jobs) if has_vae else replace(self.needs(jobs), encode=0, decode=0)
         self.model.has_vae = has_vae
         planned = self.weights().planned + found.widest(together).total
+        self.network.arena.shrink()
         self.gpu.rebase()
         ends = self._run(jobs, together)
         assert ends == {ImageRequest: count}, ends
@@ -163,7 +165,8 @@ class Bench:
         layout = self.load.layout
         branches = []
         for _ in range(2):
-            buffer = self.network.new_buffer(layout.live_stop)
+            buffer = self.network.new_buffer()
+            buffer.reserve(layout.live_start)
             buffer.commit(layout.live_start)
             branches.append(self.network.branch(layout, buffer))
         return DenoiseInput(self._latents(), Step(0, 0.5, 0.4, 500.0, 400.0, -0.1), 2.5, branches)

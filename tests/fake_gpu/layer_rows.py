@@ -13,9 +13,9 @@ from random_network import build
 from torch import Tensor
 from workload import REAL, workload
 
-from hyimg_cli.kernels.pointer_decode import pointer_decode
+from hyimg_cli.kernels.paged_decode import paged_decode
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.attention import kept_blocks
 from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeStep
 
@@ -46,14 +46,16 @@ class LayerRows:
     def prefill(self) -> list[Op]:
         layout, stop = self._load.layout, self._load.layout.live_start
         spans = query_spans(0, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        query_block = QueryBlock(self._network.new_buffer(layout.live_stop), spans)
+        (query_block,) = kept_blocks([(self._network.new_buffer(), spans)])
         rope = self._network._rope(layout, 0, stop)
         x_TM = self._rows(stop)
         return self._in_layer(lambda: self._network.model(x_TM, rope, [query_block]), stop)
 
     def decode(self, count: int) -> list[Op]:
         """A token of `count` texts, by the kernels of a CUDA graph."""
-        step = DecodeStep(self._network, count, self._network.new_buffer(1), pointer_decode)
+        spare = self._network.new_buffer()
+        spare.reserve(1)
+        step = DecodeStep(self._network, count, spare, paged_decode)
         return self._in_layer(step.compute, count, count * (REAL.context + 1))
 
     def _in_layer(self, call: Callable[[], object], rows: int, slots: int = 0) -> list[Op]:
@@ -73,7 +75,8 @@ class LayerRows:
         return counter.ops[start:stop]
 
     def _filled(self) -> Buffer:
-        buffer = self._network.new_buffer(self._load.layout.live_stop)
+        buffer = self._network.new_buffer()
+        buffer.reserve(self._load.layout.live_start)
         buffer.commit(self._load.layout.live_start)
         return buffer
 

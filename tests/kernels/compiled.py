@@ -14,10 +14,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hyimg_cli.kernels import decode, fused_moe, fused_ops, pointer_decode
+from hyimg_cli.kernels import decode, fused_moe, fused_ops, paged_decode
 from hyimg_cli.kernels.decode_attention import BLOCK as SLOTS
 from hyimg_cli.kernels.decode_attention import RUNS
 from hyimg_cli.kernels.formats import BLOCK, FP8_MAX
+from hyimg_cli.kv.arena import GPU_PAGE
 
 BF16, FP8, F32, I32, I64, U8 = "*bf16", "*fp8e4nv", "*fp32", "*i32", "*i64", "*u8"
 REAL = {"CHOSEN": 8, "INNER": 3072, "WIDTH": 4096, "BLOCK": BLOCK}
@@ -168,23 +169,23 @@ def _routes() -> Any:
 
 
 def _by_pointer() -> Any:
-    tables = dict.fromkeys(("keys_ptr", "values_ptr", "heads", "length"), I64)
+    tables = dict.fromkeys(("pointers", "pages", "length"), I64) | {"table_step": "i32"}
     sums = dict.fromkeys(("sums", "largest", "weight"), F32)
-    own = {"KV_HEADS": 8, "WIDTH": 128}
+    own = {"KV_HEADS": 8, "WIDTH": 128, "PAGE": GPU_PAGE}
     yield (
         "put",
-        pointer_decode._put,
+        paged_decode._put,
         {"k": BF16, "v": BF16, **tables, "row_step": "i32", "head_step": "i32"},
         own,
     )
     yield (
         "partial",
-        pointer_decode._partial,
+        paged_decode._partial,
         {"q": BF16, "k": BF16, **tables, **sums, "scale": "fp32"},
         {**own, "GROUP": 4, "HELD": 16, "RUNS": RUNS, "BLOCK": SLOTS},
     )
     sizes = {"HEADS": 32, "RUNS": RUNS, "WIDTH": 128}
-    yield "joined", pointer_decode._joined, {**sums, "out": BF16}, sizes
+    yield "joined", paged_decode._joined, {**sums, "out": BF16}, sizes
 
 
 main()

@@ -1,4 +1,4 @@
-"""Rows of one decode step, of different lengths, in memory whose unwritten slots are NaN."""
+"""Rows of one decode step, of different lengths, in pages whose unwritten slots are NaN."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyimg_cli.kernels.decode_attention import KVPointers
+from hyimg_cli.kernels.decode_attention import PagedRows
 
+PAGE = 16
 LENGTHS = (0, 1, 31, 63, 64, 65, 300, 2500)
 
 
@@ -18,7 +19,7 @@ class Step:
     q_RHD: Tensor
     k_RKD: Tensor
     v_RKD: Tensor
-    rows: KVPointers
+    rows: PagedRows
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -26,8 +27,15 @@ class Step:
 
     def apart(self) -> "Step":
         """The same step in memory of its own."""
-        keys, values = ([t.clone() for t in side] for side in (self.rows.keys, self.rows.values))
-        return replace(self, rows=rows_of(keys, values, self.rows.length_R))
+        sides = self.rows.keys_SKD.clone(), self.rows.values_SKD.clone()
+        return replace(self, rows=rows_of(*sides, self.rows.pages_RP, self.rows.length_R))
+
+    def of_row(self, row: int) -> "Step":
+        """The step of one row alone, in the same memory."""
+        rows, only = self.rows, slice(row, row + 1)
+        tables = rows.pages_RP[only], rows.length_R[only]
+        own = rows_of(rows.keys_SKD, rows.values_SKD, *tables)
+        return Step(self.q_RHD[only], self.k_RKD[only], self.v_RKD[only], own)
 
 
 def step(
@@ -38,22 +46,24 @@ def step(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> Step:
-    """A new token behind each of `lengths`; every row has some slots to spare."""
+    """A new token behind each of `lengths`; the pages of a row are anywhere."""
     count, (query, kv) = len(lengths), heads
-    keys, values = [], []
-    for number, length in enumerate(lengths):
-        for side in (keys, values):
-            slots = length + 1 + 7 * number
-            memory = torch.full((kv, slots, width), torch.nan, dtype=dtype, device=device)
-            memory[:, :length] = torch.randn(kv, length, width).to(memory)
-            side.append(memory)
+    needed = [length // PAGE + 1 for length in lengths]
+    free = torch.randperm(sum(needed) + 5)
+    pages_RP = torch.zeros(count, max(needed), dtype=torch.int64)
+    shape = (len(free) * PAGE, kv, width)
+    sides = [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(2)]
+    for row, (length, pages) in enumerate(zip(lengths, free[:-5].split(needed), strict=True)):
+        pages_RP[row, : len(pages)] = pages
+        slots = (pages[:, None] * PAGE + torch.arange(PAGE)).flatten()[:length].to(device)
+        for side in sides:
+            side[slots] = torch.randn(length, kv, width).to(side)
     new = torch.randn(count, query + 2 * kv, width).to(device, dtype).split([query, kv, kv], dim=1)
-    return Step(*new, rows_of(keys, values, torch.tensor(lengths, device=device)))
+    tables = pages_RP.to(device), torch.tensor(lengths, device=device)
+    return Step(*new, rows_of(*sides, *tables))
 
 
-def rows_of(keys: list[Tensor], values: list[Tensor], length_R: Tensor) -> KVPointers:
-    """Their table."""
-    at = [torch.tensor([t.data_ptr() for t in side]).to(length_R) for side in (keys, values)]
-    width = keys[0].shape[2]
-    heads = torch.tensor([t.stride(0) // width for t in keys]).to(length_R)
-    return KVPointers(keys, values, *at, heads, length_R)
+def rows_of(keys: Tensor, values: Tensor, pages_RP: Tensor, length_R: Tensor) -> PagedRows:
+    """The rows, with pointers to their memory."""
+    pointers = torch.tensor([keys.data_ptr(), values.data_ptr()]).to(length_R)
+    return PagedRows(keys, values, pointers, pages_RP, length_R, PAGE)

@@ -14,14 +14,15 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from kernels import cases, decode_cases, ops_cases
+from kv_rows import unshare
 
-from hyimg_cli.kernels import pointer_decode as pointer
+from hyimg_cli.kernels import paged_decode as pointer
 from hyimg_cli.kernels.decode import decode_experts
-from hyimg_cli.kernels.decode_attention import KVPointers, plain_decode
+from hyimg_cli.kernels.decode_attention import PagedRows, plain_decode
 from hyimg_cli.kernels.experts import plain_experts, routed_experts
 from hyimg_cli.kernels.fused_ops import FusedOps
 from hyimg_cli.kernels.ops import PLAIN
-from hyimg_cli.kernels.pointer_decode import pointer_decode
+from hyimg_cli.kernels.paged_decode import paged_decode
 from hyimg_cli.models import registry
 from hyimg_cli.models.common.layers import FusedPart
 from hyimg_cli.models.hunyuan_image3.graphs import DecodeGraphs
@@ -58,11 +59,11 @@ def main() -> None:
     found["decode alike"] = cases.relative(decode_experts(*few.arguments), twin[:5])
     for name, apart in cases.around_cases(FusedOps(), PLAIN, "cpu"):
         found[name] = apart()
-    found |= _by_pointer_in_all_runs()
+    found |= _by_pages_in_all_runs()
     # A run costs a program, which is slow here, also where it is empty: few runs, and long ones.
     with patch.object(pointer, "RUNS", 4):
-        found |= dict(_by_pointer())
-        found["network by pointers"] = _network_by_pointers()
+        found |= dict(_by_pages())
+        found["network by pages"] = _network_by_pages()
     found |= _ops()
     found["network of fused rows"] = _network_of_fused_rows()
     sys.stdout.write(json.dumps(found))
@@ -100,26 +101,27 @@ def _network_of_fused_rows() -> float:
             if isinstance(part, FusedPart):
                 part.ops = kernels
         with torch.no_grad():
-            hidden.append(model.network.feed([(range(5, 25), model.new_buffer(40))]))
+            hidden.append(model.network.feed([(range(5, 25), model.new_buffer())]))
             hidden[-1] = model.network.text_logits(hidden[-1])
     return cases.relative(hidden[1], hidden[0])
 
 
-def _network_by_pointers() -> float:
+def _network_by_pages() -> float:
     """The embedded network's steps by tables on the device alone, as a captured graph has them."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, rows: KVPointers) -> Tensor:
-        return pointer_decode(q, k, v, replace(rows, keys=(), values=()))
+    def attend(q: Tensor, k: Tensor, v: Tensor, rows: PagedRows) -> Tensor:
+        return paged_decode(q, k, v, replace(rows, keys_SKD=k[:0], values_SKD=v[:0]))
 
     model: Any = registry.load(ModelChoice(device="cpu", dtype="float32"))
     graphs = DecodeGraphs(model.network, attend, lambda compute: compute)
     apart = 0.0
     with torch.no_grad():
-        buffers = [model.new_buffer(80 + n) for n in range(3)]
+        buffers = [model.new_buffer() for n in range(3)]
         model.network.feed([(range(5, 75 - 20 * n), b) for n, b in enumerate(buffers)])
-        plain = [model.new_buffer(buffer.capacity) for buffer in buffers]
+        plain = [model.new_buffer() for buffer in buffers]
         for copy, buffer in zip(plain, buffers, strict=True):
-            copy.copy_prefix(buffer, buffer.length)
+            copy.share_prefix(buffer, buffer.length)
+            unshare(copy)
         for ids in ([9, 8, 7], [20, 30, 40]):
             ours = graphs([([i], b) for i, b in zip(ids, buffers, strict=True)])
             twin = model.network.feed([([i], b) for i, b in zip(ids, plain, strict=True)])
@@ -129,38 +131,36 @@ def _network_by_pointers() -> float:
     return apart
 
 
-def _by_pointer_in_all_runs() -> dict[str, float]:
+def _by_pages_in_all_runs() -> dict[str, float]:
     """Rows that leave runs empty, and one whose runs have several blocks."""
     step = decode_cases.step((0, 65, 2500), heads=(2, 1), width=16)
-    out, expected = pointer_decode(*step.arguments), plain_decode(*step.apart().arguments)
-    return {"by pointer in all runs": cases.relative(out, expected)}
+    out, expected = paged_decode(*step.arguments), plain_decode(*step.apart().arguments)
+    return {"by pages in all runs": cases.relative(out, expected)}
 
 
-def _by_pointer() -> Iterator[tuple[str, float]]:
-    """Attention by pointers: what it returns, and what it leaves in memory."""
+def _by_pages() -> Iterator[tuple[str, float]]:
+    """Attention by pages: what it returns, and what it leaves in memory."""
     kinds = {"float32": ((6, 2), 32), "float32 one head each": ((2, 2), 16)}
     for name, (heads, width) in kinds.items():
         step = decode_cases.step((0, 1, 31, 63, 64, 65, 300), heads=heads, width=width)
         twin = step.apart()
-        out, expected = pointer_decode(*step.arguments), plain_decode(*twin.arguments)
-        yield f"by pointer {name}", cases.relative(out, expected)
-        sides = ((step.rows.keys, twin.rows.keys), (step.rows.values, twin.rows.values))
-        pairs = [pair for side in sides for pair in zip(*side, strict=True)]
+        out, expected = paged_decode(*step.arguments), plain_decode(*twin.arguments)
+        yield f"by pages {name}", cases.relative(out, expected)
+        ours, its = step.rows, twin.rows
+        pairs = [(ours.keys_SKD, its.keys_SKD), (ours.values_SKD, its.values_SKD)]
         differ = [not torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0)) for a, b in pairs]
         yield f"memory of {name}", float(sum(differ))
-        yield f"unwritten of {name}", float(sum(not a.isnan().any() for a, _ in pairs[1:7]))
+        yield f"unwritten of {name}", float(sum(not a.isnan().any() for a, _ in pairs))
     # Triton's interpreter multiplies the bits of bfloat16: half precision stands in for it.
     step = decode_cases.step((0, 64, 300), dtype=torch.float16)
     twin = step.apart()
     yield (
-        "by pointer float16",
-        cases.relative(pointer_decode(*step.arguments), plain_decode(*twin.arguments)),
+        "by pages float16",
+        cases.relative(paged_decode(*step.arguments), plain_decode(*twin.arguments)),
     )
-    alone = decode_cases.step((65, 300))
-    rows = alone.rows
-    both = pointer_decode(*alone.arguments)
-    second = decode_cases.rows_of([rows.keys[1]], [rows.values[1]], rows.length_R[1:])
-    one = pointer_decode(alone.q_RHD[1:], alone.k_RKD[1:], alone.v_RKD[1:], second)
+    together = decode_cases.step((65, 300))
+    both = paged_decode(*together.arguments)
+    one = paged_decode(*together.of_row(1).arguments)
     yield "alone", float(not torch.equal(one[0], both[1]))
 
 

@@ -108,7 +108,8 @@ def test_a_layer_at_its_real_size(tmp_path: Path) -> None:
     products = [op for op in denoise if op.is_product]
     # Experts, attention, projections: at 760 TFLOP/s the floor of benchmarks/real_shape.py.
     assert milliseconds(products) == pytest.approx(9.78, abs=0.05)
-    assert milliseconds(denoise) - milliseconds(products) < 0.96
+    # Prefix and canvas are joined for each branch, which is 0.03 ms more than a buffer for each.
+    assert milliseconds(denoise) - milliseconds(products) < 0.98
     assert len(denoise) <= 30
     assert milliseconds(decode) == pytest.approx(0.190, abs=0.002)
     assert len(decode) <= 15

@@ -81,28 +81,28 @@ def test_rows_are_rounded_to_e4m3(interpreted: dict[str, float]) -> None:
     assert max(_of(interpreted, "scale").values()) < 1e-6
 
 
-def test_attention_by_pointers(interpreted: dict[str, float]) -> None:
+def test_attention_by_pages(interpreted: dict[str, float]) -> None:
     """Rows of every length, in memory that holds no numbers behind them; NaN would spread."""
-    apart = _of(interpreted, "by pointer")
-    assert apart.pop("by pointer float16") < 1e-3
+    apart = _of(interpreted, "by pages")
+    assert apart.pop("by pages float16") < 1e-3
     assert len(apart) == 3
     assert max(apart.values()) < 1e-6
 
 
-def test_attention_by_pointers_writes_one_slot_a_row(interpreted: dict[str, float]) -> None:
+def test_attention_by_pages_writes_one_slot_a_row(interpreted: dict[str, float]) -> None:
     """The memory is that of the twin, to the bit, and slots behind the new token stay unwritten."""
     assert set(_of(interpreted, "memory").values()) == {0.0}
     assert set(_of(interpreted, "unwritten").values()) == {0.0}
 
 
-def test_attention_by_pointers_gives_a_row_its_bits_in_any_company(
+def test_attention_by_pages_gives_a_row_its_bits_in_any_company(
     interpreted: dict[str, float],
 ) -> None:
     assert interpreted["alone"] == 0.0
 
 
-def test_decode_steps_of_a_network_by_pointers_alone(interpreted: dict[str, float]) -> None:
-    assert interpreted["network by pointers"] < 1e-5
+def test_decode_steps_of_a_network_by_pages_alone(interpreted: dict[str, float]) -> None:
+    assert interpreted["network by pages"] < 1e-5
 
 
 def test_norms_and_heads_round_as_their_plain_twin_does(interpreted: dict[str, float]) -> None:

@@ -296,7 +296,7 @@ def test_a_quantization_that_is_named_fits_and_none_before_it(
         ),
         (12, {"offloads_experts": True}, "--offload-experts is already on"),
         (39, {"device": "balanced"}, "split it over more GPUs with --tensor-parallel-size"),
-        (75, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
+        (70, {"device": "cpu", "dtype": "float32", "quantization": "nf4"}, "--dtype bfloat16"),
         (39, {"device": "cpu", "quantization": "nf4"}, "or use a machine with "),
     ],
 )

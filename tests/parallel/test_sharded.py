@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sharded_tasks import STEPS, drawn, forwards, held, numbers, written
+from sharded_tasks import STEPS, drawn, forwards, held, rows_at, written
 from short_tasks import short, short_here
 
 from hyimg_cli.diffusion.schedule import Schedule, Step
 from hyimg_cli.errors import JobError, RankError, UsageError
 from hyimg_cli.kernels.rows import invariant_multiple
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.buffer import Rows
 from hyimg_cli.kv.tree import Host, KVTree
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.manifest.resolve import resolve_jobs
@@ -98,13 +98,13 @@ def test_experts_in_8_bits_are_as_far_from_the_released_ones(pool: RankPool, job
 
 def test_ranks_let_go_what_rank_0_lets_go(pool: RankPool, job: ImageJob) -> None:
     model = over_ranks(pool, 2, torch.float32)
-    tree: KVTree[Slice] = KVTree(10**9)
+    tree: KVTree[Rows] = KVTree(10**9)
     counts = []
     for _ in range(4):
         written(model, job, tree)
         counts.append(pool.run(held, ranks=2, own=lambda: (0, 0))[1][1])
-    # The tree's slices, the buffer of the last job, and that of the one before: told just now.
-    assert counts[2] == counts[3] <= counts[0] + 1
+    # A page that is let go is taken again, on every rank.
+    assert counts[1] == counts[3] == model.arena.slots
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -114,11 +114,8 @@ def test_shared_prefixes_give_the_bits_of_unshared_ones(
     """Cut, split, spilled to main memory and back, extended; and other rows beside it."""
     model = over_ranks(pool, ranks, torch.float32)
     model.network.make_batch_invariant(invariant_multiple())
-    devices = model.layer_devices
-    host: Host[Slice] = Host(
-        10**9, lambda rows: rows.to_host(), lambda rows: rows.to_devices(devices)
-    )
-    tree: KVTree[Slice] = KVTree(10**9, host=host)
+    host: Host[Any] = Host(10**9, lambda rows: rows.to_host(), lambda rows: rows.to_device())
+    tree: KVTree[Rows] = KVTree(10**9, host=host)
     expected = written(model, job)
     assert torch.equal(written(model, job, tree), expected)
     before = model.rows_seen
@@ -127,7 +124,7 @@ def test_shared_prefixes_give_the_bits_of_unshared_ones(
     other = replace(job, prompt="a red square and a circle")
     together = written(model, other, tree)
     assert torch.equal(together, written(model, other))
-    spilling: KVTree[Slice] = KVTree(tree.held_bytes, host=host)
+    spilling: KVTree[Rows] = KVTree(tree.held_bytes, host=host)
     for one in (job, other, job):
         assert torch.equal(written(model, one, spilling), expected if one is job else together)
 
@@ -135,15 +132,15 @@ def test_shared_prefixes_give_the_bits_of_unshared_ones(
 @pytest.mark.thorough
 def test_what_lost_ranks_held_is_never_used(pool: RankPool, job: ImageJob) -> None:
     model = over_ranks(pool, 2, torch.float32)
-    tree: KVTree[Slice] = KVTree(10**9)
+    tree: KVTree[Rows] = KVTree(10**9)
     written(model, job, tree)
-    buffer = model.new_buffer(1)
+    buffer = model.new_buffer()
     pool.stop()
     with pytest.raises(RankError, match="were lost with the ranks") as raised:
         written(model, job, tree)
     assert (raised.value.code, raised.value.retryable) == ("rank.lost", True)
     with pytest.raises(RankError):
-        model.new_buffer(2).copy_prefix(buffer, 0)
+        model.new_buffer().share_prefix(buffer, 0)
 
 
 def test_ranks_that_heads_cannot_be_split_over_are_refused() -> None:
@@ -218,19 +215,25 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
         each.network.make_batch_invariant(invariant_multiple())
     # What both branches begin with ends within a text, here where its run rounds otherwise.
     job = replace(job, use_system_prompt="custom", system_prompt="draw what " * 100)
-    trees: list[KVTree[Slice] | None] = [KVTree(10**9, splits_text=False) for _ in range(2)]
+    trees: list[KVTree[Rows] | None] = [KVTree(10**9, splits_text=False) for _ in range(2)]
     for stage in ("recomputed", "from the start", "from the tree", "behind a context"):
         has_context, own_trees = stage == "behind a context", trees
         if stage == "recomputed":
             own_trees = [None, None]
         expected, _ = branches(alone, job, own_trees[0], has_context=has_context)
         found, built = branches(model, job, own_trees[1], has_context=has_context)
-        own: list[Any] = [branch.query_block.buffer for branch in built[0]]
-        assert [part.keys_HSD[0].is_meta for part in own] == [False, True]
-        for rank, kept in enumerate(pool.run(numbers, ranks=ranks, own=set)[1:], 1):
-            number = rank // (ranks // 2)
-            assert [part.handle.number in kept for part in own] == [number == 0, number == 1]
-        prefix = built[0][0].query_block.start
+        own: list[Any] = [branch.buffer for branch in built[0]]
+        assert [part.home for part in own] == [0, 1]
+        # A set has the last rows of its own branch alone: the others were never written there.
+        for number, part in enumerate(own):
+            slots = part.span(part.length - 1, part.length).index(torch.device("cpu")).tolist()
+            mine = [keys_SKD[slots] for keys_SKD in model.arena.storage.keys_SKD]
+            everywhere = pool.run(rows_at, slots, ranks=ranks, own=lambda mine=mine: mine)
+            sets = everywhere[:: ranks // 2]
+            other, right = sets[1 - number], sets[number]
+            assert all(row.abs().sum() > 0 for row in right)
+            assert not any(torch.equal(a, b) for a, b in zip(right, other, strict=True))
+        prefix = built[0][0].query_block.spans[0].start
         for tokens in built[1]:
             assert tokens.reused + tokens.shared + tokens.computed == prefix, stage
         is_shared = stage in ("from the tree", "behind a context")
@@ -248,7 +251,7 @@ def test_each_branch_is_prefilled_on_its_own_ranks(
 
 
 def branches(
-    model: HunyuanImage3, job: ImageJob, tree: KVTree[Slice] | None, *, has_context: bool
+    model: HunyuanImage3, job: ImageJob, tree: KVTree[Rows] | None, *, has_context: bool
 ) -> tuple[torch.Tensor, tuple[Any, ...]]:
     """A step's velocities of branches that a builder made."""
     context = Context([], None, None)
@@ -256,7 +259,7 @@ def branches(
         opening = model.opening(job, [])
         assert opening is not None
         ids, stop = list(opening.ids), len(opening.ids)
-        context = Context(ids, model.new_buffer(opening.capacity), None)
+        context = Context(ids, model.new_buffer(), None)
         assert context.buffer is not None
         model.prefill([Prefill(opening.layout, ids, [], context.buffer, stop)])
     clock = PhaseClock(0.0, lambda: None)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kv_rows import read
 
 from hyimg_cli.models.common.spans import Grid
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
@@ -33,7 +34,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
         # The last row's logits for every prefix length: one prefill each, as the engine does it.
         rows = [_last_logits(network, layout, stop) for stop in range(1, len(ids) + 1)]
         case.close("logits", torch.stack(rows)[None])
-    buffer = network.new_buffer(len(ids) + 64)
+    buffer = network.new_buffer()
     hidden = network.prefill([Prefill(layout, layout.ids, [], buffer, len(ids))])[0]
     if "greedy_tokens" in case:
         written, logits = [], []
@@ -43,7 +44,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
             logits.append(network.text_logits(hidden[None])[0])
         case.equal("greedy_tokens", written)
         case.close("decode_logits", torch.stack(logits)[None])
-        keys, values = buffer.read(0, buffer.length)
+        keys, values = read(buffer, 0, buffer.length)
         case.close("layer0_keys", keys[None])
         case.close("layer0_values", values[None])
     if "ratio_input_ids" in case:
@@ -55,7 +56,7 @@ def test_01_text_causal(open_case: Any, network: Any, vocabulary: Any) -> None:
 
 
 def _last_logits(network: Any, layout: Layout, stop: int) -> torch.Tensor:
-    hidden = network.prefill([Prefill(layout, layout.ids, [], network.new_buffer(stop), stop)])[0]
+    hidden = network.prefill([Prefill(layout, layout.ids, [], network.new_buffer(), stop)])[0]
     return network.text_logits(hidden[None])[0]
 
 

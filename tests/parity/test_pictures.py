@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from kv_rows import read
 from layouts import shared_length
 from masks import visibility
 from parity.golden_layouts import Grids, layout_of, target_grid
@@ -17,6 +19,7 @@ from torch import Tensor
 from hyimg_cli.diffusion.denoise import DenoisePlan, DenoiseState, denoise_step
 from hyimg_cli.diffusion.guidance import CFG, guided
 from hyimg_cli.diffusion.schedule import Schedule, Step
+from hyimg_cli.kv.arena import Storage
 from hyimg_cli.loading.checkpoint import tensor_index
 from hyimg_cli.models.common.spans import Grid, query_spans
 from hyimg_cli.models.hunyuan_image3.model import Branch
@@ -49,7 +52,7 @@ class Scene:
         """Every branch computed from nothing, as `generate --no-kv-reuse` does."""
         rows = [self.layout.ids, self.layout.unconditional_ids]
         count = 1 if self.network.arch.cfg_distilled else 2
-        return [self._branch(ids, self.network.new_buffer(len(ids))) for ids in rows[:count]]
+        return [self._branch(ids, self.network.new_buffer()) for ids in rows[:count]]
 
     def _branch(self, ids: Any, buffer: Any) -> Branch:
         assert self.layout.target is not None
@@ -168,20 +171,18 @@ def _close_layout(scene: Scene) -> None:
     case.equal("second_step_position_ids", [live] * rows)
 
 
-def _close_first_kv(scene: Scene, branches: list[Branch]) -> None:
-    """Stored K/V up to the image's last token; later rows influence nothing and are not
-    computed.
+def _close_first_kv(scene: Scene, seen: list[tuple[Tensor, Tensor]]) -> None:
+    """K/V as attention saw them, layer by layer and branch by branch, up to the image's last token;
+    later rows influence nothing and are not computed.
     """
     if "first_step_kv" not in scene.case or scene.layout.target is None:
         return
     stop = scene.layout.target.image.stop
     scene.case.tensors["first_step_kv"] = scene.case["first_step_kv"][..., :stop, :]
-    layers = range(len(scene.network.model.layers))
-    ours = [
-        torch.stack([torch.stack(b.query_block.buffer.read(layer, stop)) for b in branches], dim=1)
-        for layer in layers
-    ]
-    scene.case.close("first_step_kv", torch.stack(ours))
+    layers = len(scene.network.model.layers)
+    both = torch.stack([torch.stack(sides).transpose(1, 2) for sides in seen])
+    ours = both.unflatten(0, (layers, -1)).transpose(1, 2)
+    scene.case.close("first_step_kv", ours)
 
 
 def _close_first_step(scene: Scene, initial: Tensor) -> None:
@@ -193,12 +194,20 @@ def _close_first_step(scene: Scene, initial: Tensor) -> None:
     )
     steps = scene.case["timesteps"].shape[0] if "timesteps" in scene.case else 4
     step = Schedule(steps, scene.shift).steps()[0]
-    raw = scene.velocity(initial[0], step, branches)
+    sides: list[tuple[Tensor, Tensor]] = []
+    storage = scene.network.arena.storage
+
+    def read(*arguments: Any) -> tuple[Tensor, Tensor]:
+        sides.append(Storage.read(storage, *arguments))
+        return sides[-1]
+
+    with patch.object(storage, "read", read):
+        raw = scene.velocity(initial[0], step, branches)
     hook.remove()
     scene.case.close("first_step_image_hidden", seen[0])
     if "timesteps" not in scene.case:
         scene.case.close("pred", raw)
-    _close_first_kv(scene, branches)
+    _close_first_kv(scene, sides)
 
 
 def test_07_t2i_first_step(open_scene: Any) -> None:
@@ -257,7 +266,7 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
     start, reusable = int(case["ar_decode_start"]), int(case["ar_prefix_len"])
     shared = int(case["neg_shared_prefix_len"])
     assert (layout.target.ratio, shared_length(layout)) == (reusable, shared)
-    context = network.new_buffer(len(layout.ids))
+    context = network.new_buffer()
     hidden = network.prefill([Prefill(layout, layout.ids, scene.sources, context, start)])[0]
     rows = [hidden]
     for id_ in layout.ids[start:reusable]:
@@ -269,12 +278,12 @@ def test_11b_kv_reuse(open_scene: Any) -> None:
         case.close(
             "ar_logits_from_prefill_end", logits[:, -stored:] if stored < len(rows) else logits
         )
-    kv = [torch.stack(context.read(i, reusable)) for i in range(len(network.model.layers))]
+    kv = [torch.stack(read(context, i, reusable)) for i in range(len(network.model.layers))]
     case.close("ar_prefix_kv", torch.stack(kv))
     branches = []
     for ids, prefix in ((layout.ids, reusable), (layout.unconditional_ids, shared)):
-        buffer = network.new_buffer(len(ids))
-        buffer.copy_prefix(context, prefix)
+        buffer = network.new_buffer()
+        buffer.share_prefix(context, prefix)
         network.prefill([Prefill(layout, ids, scene.sources, buffer, layout.target.live_start)])
         branches.append(network.branch(layout, buffer))
     _close_run(scene, branches, case["initial_latents"])

@@ -139,7 +139,7 @@ def test_bars_share_one_scale_that_begins_at_zero(tmp_path: Path) -> None:
 def test_markdown_is_not_escaped_and_says_what_is_missing() -> None:
     text = markdown(bench_entry("<x> & y"))
     assert text.startswith("# <x> & y: equal <x> & y\n\nDoes it change the pictures? <x> & y\n")
-    assert "| <x> & y | 8 | 6.000 | 100 | - | 200 |\n| B | 8 | 8.000 | 100 |" in text
+    assert "| <x> & y | 8 | 6.000 | 100 | - | 200 | - |\n| B | 8 | 8.000 | 100 |" in text
     assert "| <x> & y over B | 8 | 1.300 | 1.200 to 1.400 | 2.000, of it 2.000 in phases" in text
     assert "| <x> & y vs B, 8 steps | 1 | 29.0 | - | - | 9 | 50.00% |" in text
     assert "| <x> & y | 0, nothing to compare: <x> & y |" in text

@@ -58,7 +58,7 @@ def _product(
         pixels = stage.pixels_BCYX[0].permute(1, 2, 0).numpy()
         inputs = vision_inputs(pixels, network.arch.vision)
         sources = [network.encode_source(source_1CYX, inputs)]
-    buffer = network.new_buffer(len(row.ids))
+    buffer = network.new_buffer()
     hidden_M = network.prefill([Prefill(row.layout, row.ids, sources, buffer, row.prefix)])[0]
     branch = network.branch(row.layout, buffer)
     velocities = [

@@ -104,6 +104,7 @@ def _seconds(runs: Sequence[RunResult]) -> dict[str, Any]:
         },
         "peak_memory_mb": max(peaks_mb, default=0.0),
         "rows": dict(runs[0].rows),
+        "kv_slots": max(run.kv_slots for run in runs),
     }
 
 

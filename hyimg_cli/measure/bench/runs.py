@@ -27,6 +27,7 @@ from hyimg_cli.engine.runner import Summary, cards
 from hyimg_cli.engine.session import Session
 from hyimg_cli.errors import MachineError
 from hyimg_cli.journal.journal import RunFolder
+from hyimg_cli.kv.arena import Arena
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.manifest import planner
 from hyimg_cli.measure.bench.scenario import EMBED, LOAD, PREWARM, REST, START, Lifetime
@@ -53,7 +54,8 @@ class RunResult:
 
     `idle_s`: wall time during which no thread had any work, without process starts. `rows`: token
     rows that entered the transformer, by stage: `prefill` of prompts and prefixes, `text`,
-    `denoise`.
+    `denoise`. `kv_slots`: the most slots for K/V that were held at once; those of a canvas, which
+    are in no page, not counted.
     """
 
     folder: Path
@@ -63,6 +65,7 @@ class RunResult:
     outcomes: tuple[Outcome, ...]
     processes: int = 1
     rows: Mapping[str, int] = field(default_factory=dict)
+    kv_slots: int = 0
 
     @property
     def denoise_s(self) -> float:
@@ -90,9 +93,12 @@ def runs_of(
         yield partial(_in_processes, start, is_per_job=lifetime == "process-per-job")
         return
     rows: Counter[str] = Counter()
+    arenas: list[Arena] = []
 
     def load_forced(choice: ModelChoice, *, is_batch_invariant: bool) -> DecoderModel:
         model: Any = load(choice, is_batch_invariant=is_batch_invariant)
+        # Models that only denoise latents have none.
+        arenas[:] = [arena] if (arena := getattr(model, "arena", None)) else []
         model = model if keeps_kv else Uncached(model)
         return cast(DecoderModel, CountedRows(ForcedText(model, texts), rows))
 
@@ -101,7 +107,11 @@ def runs_of(
         def run(jobs: Sequence[Job], folder: Path) -> RunResult:
             session.forget()
             rows.clear()
-            return replace(_timed_run(session, config, jobs, folder), rows=dict(rows))
+            for arena in arenas:
+                arena.pages.peak = arena.pages.used
+            timed = _timed_run(session, config, jobs, folder)
+            slots = max((arena.pages.peak * arena.page for arena in arenas), default=0)
+            return replace(timed, rows=dict(rows), kv_slots=slots)
 
         yield run
 
@@ -127,6 +137,7 @@ def _in_processes(start: Run, jobs: Sequence[Job], folder: Path, *, is_per_job: 
         tuple(outcome for one in results for outcome in one.outcomes),
         processes=len(results),
         rows=sum((Counter(one.rows) for one in results), Counter()),
+        kv_slots=max(one.kv_slots for one in results),
     )
 
 
@@ -212,12 +223,12 @@ class Uncached(_Wrapped):
 
     def branch(self, layout: Any, buffer: Buffer) -> Callable[[], Any]:
         """Return a function that makes the branch of one denoise step."""
-        capacity, first = buffer.capacity, [buffer]
+        first = [buffer]
         # Empty if a branch has no prefix.
         ids, sources, stop = self._prefixes.get(buffer, ((), (), 0))
 
         def of_one_step() -> Any:
-            own = first.pop() if first else self._inner.new_buffer(capacity)
+            own = first.pop() if first else self._inner.new_buffer()
             if own.length < stop:
                 self._inner.prefill([Prefill(layout, ids, sources, own, stop)])
             return self._inner.branch(layout, own)

@@ -246,6 +246,7 @@ def model_card(folder: Path, model: str, arch: BagelShape) -> ModelCard:
         follows=OF_STEPS | OF_TEXT | _OF_GUIDANCE | {"infer_align_image_size"},
         latent_channels=arch.vae.z_channels,
         row_bytes=decoder.hidden_size * _BF16_BYTES,
+        kv_layers=decoder.num_hidden_layers,
         activations=dict.fromkeys(("cpu", "none"), Working(row * _BF16_BYTES))
         | dict.fromkeys(("fp8", "nf4"), Working(row * _BF16_BYTES, 3 * matrix * _BF16_BYTES)),
         weights=counts,

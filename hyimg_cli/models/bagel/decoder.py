@@ -27,9 +27,10 @@ _GEN = "_moe_gen"
 
 
 @dataclass(frozen=True)
-class NewTokens(QueryBlock):
+class NewTokens:
     """New tokens of one sequence, with each one's rope id and whether it is a latent."""
 
+    block: QueryBlock
     positions: Sequence[int]
     is_gen: Sequence[bool]
 
@@ -49,7 +50,7 @@ class KindRows:
     counts: tuple[int, ...]
     row_T: Tensor | None
     ropes: Parts
-    blocks: Sequence[NewTokens]
+    blocks: Sequence[QueryBlock]
 
     def to_tokens(self, parts: Parts) -> Tensor:
         x_RM = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -178,7 +179,7 @@ class Layer(InPairs):
 
 
 class PairedDecoder(InPairs):
-    """Token rows in, their last states out; keys and values go to each query block's buffer.
+    """Token rows in, their last states out; each query block keeps its keys and values.
 
     `rows_seen` counts every token row that ever entered. `row_multiple` above 1 pads the rows of
     each kind, so that a row's bits do not depend on other rows.
@@ -200,20 +201,20 @@ class PairedDecoder(InPairs):
         for layer in self.layers:
             layer.self_attn.span_attention = attention_of(device)
 
-    def forward(self, x_TM: Tensor, blocks: Sequence[NewTokens]) -> Tensor:
-        """Return the states after the final norm, [T, M], of the tokens of all blocks in order."""
+    def forward(self, x_TM: Tensor, new: Sequence[NewTokens]) -> Tensor:
+        """Return the states after the final norm, [T, M], of all new tokens in order."""
         self.rows_seen += len(x_TM)
-        rows = self.rows(blocks, x_TM.device)
+        rows = self.rows(new, x_TM.device)
         x, pending = rows.from_tokens(x_TM), None
         for layer in self.layers:
             x, pending = layer(x, pending, rows)
         return rows.to_tokens(self.added("norm", x, pending)[1])
 
-    def rows(self, blocks: Sequence[NewTokens], device: torch.device) -> KindRows:
-        """Return the places of all blocks' tokens."""
-        is_gen = [one for block in blocks for one in block.is_gen]
+    def rows(self, new: Sequence[NewTokens], device: torch.device) -> KindRows:
+        """Return the places of all new tokens."""
+        is_gen = [one for tokens in new for one in tokens.is_gen]
         is_gen_T = torch.tensor(is_gen)
-        position_T = torch.tensor([one for block in blocks for one in block.positions])
+        position_T = torch.tensor([one for tokens in new for one in tokens.positions])
         # Und rows first, then gen, each kind padded to a multiple.
         gen, multiple = sum(is_gen), self.row_multiple
         und = len(is_gen_T) - gen
@@ -227,6 +228,7 @@ class PairedDecoder(InPairs):
             )
             row_T = sent(row_T, device)
         rope_2RD = rope(sent(position_T, device), self.head_dim, self.theta)
+        blocks = [tokens.block for tokens in new]
         return KindRows(counts, row_T, rope_2RD.split(counts, dim=1), blocks)
 
 

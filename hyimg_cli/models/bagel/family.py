@@ -87,8 +87,6 @@ class Bagel(DecoderModel):
     network: BagelNetwork
     prompter: BagelPrompter
 
-    aliases_prefixes = True
-
     def __init__(self, network: BagelNetwork, codec: PictureCodec, prompter: BagelPrompter) -> None:
         self.network, self.codec, self.prompter = network, codec, prompter
         self.card = prompter.card

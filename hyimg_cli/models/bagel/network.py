@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import cast
 
@@ -18,12 +19,18 @@ from torch import Tensor, nn
 
 from hyimg_cli.kernels.rows import pad_rows
 from hyimg_cli.kernels.transfer import to_device
+from hyimg_cli.kv.arena import Arena, Storage, page_rows
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.bagel.config import BagelShape, VisionShape
 from hyimg_cli.models.bagel.decoder import NewTokens, PairedDecoder
 from hyimg_cli.models.bagel.guidance import packed, unpacked
 from hyimg_cli.models.bagel.sequence import BlockLayout
-from hyimg_cli.models.common.attention import appended_spans, commit_rows
+from hyimg_cli.models.common.attention import (
+    appended_spans,
+    canvas_block,
+    commit_rows,
+    kept_blocks,
+)
 from hyimg_cli.models.common.layers import TimestepEmbedder, VitEncoder, embed
 from hyimg_cli.models.common.model import buffer_of
 from hyimg_cli.models.common.spans import Grid, QuerySpan
@@ -44,8 +51,16 @@ class ImageRows:
 class NoiseBranch:
     """One guidance branch while denoising: its noise block after its context."""
 
-    block: NewTokens
+    buffer: Buffer
+    span: QuerySpan
+    positions: Sequence[int]
+    is_gen: Sequence[bool]
     grid: Grid
+
+    @property
+    def new(self) -> NewTokens:
+        """The tokens of the next step."""
+        return NewTokens(canvas_block(self.buffer, [self.span]), self.positions, self.is_gen)
 
 
 class PlaceTable(nn.Module):
@@ -125,16 +140,21 @@ class BagelNetwork(nn.Module):
         """Return a weight with the network's device and dtype."""
         return cast(nn.Linear, self.language_model["lm_head"]).weight
 
-    def new_buffer(self, capacity: int) -> Buffer:
-        """Return an empty buffer for one context."""
-        arch = self.arch.decoder
-        return Buffer(
+    @cached_property
+    def arena(self) -> Arena:
+        """The K/V of all sequences, made once the weights are in place."""
+        arch, device = self.arch.decoder, self.weight.device
+        storage = Storage(
             kv_heads=arch.num_key_value_heads,
             head_dim=arch.head_dim,
-            capacity=capacity,
             dtype=self.weight.dtype,
-            devices=[self.weight.device] * arch.num_hidden_layers,
+            devices=[device] * arch.num_hidden_layers,
         )
+        return Arena(storage, page_rows(device))
+
+    def new_buffer(self) -> Buffer:
+        """Return an empty buffer for one context."""
+        return Buffer(self.arena)
 
     def encode_source(self, latents_CYX: Tensor, patches_NP: Tensor, vit: Grid) -> ImageRows:
         """Return the token rows of a source image, from its scaled latents and its patches.
@@ -155,11 +175,16 @@ class BagelNetwork(nn.Module):
 
     def prefill(self, prefills: Sequence[Prefill]) -> list[Tensor]:
         """Complete the buffers' prefixes in one forward; return each last token's state [M]."""
-        rows, blocks = zip(*map(self._entering, prefills), strict=True)
-        return commit_rows(blocks, self.decoder(torch.cat(rows), blocks))
+        buffers = [one.buffer for one in prefills]
+        rows, spans, facts = zip(*map(self._entering, prefills), strict=True)
+        blocks = kept_blocks([*zip(buffers, spans, strict=True)])
+        new = [NewTokens(block, *fact) for block, fact in zip(blocks, facts, strict=True)]
+        return commit_rows(buffers, blocks, self.decoder(torch.cat(rows), new))
 
-    def _entering(self, prefill: Prefill) -> tuple[Tensor, NewTokens]:
-        """Return the rows of a prefill, and their query block."""
+    def _entering(
+        self, prefill: Prefill
+    ) -> tuple[Tensor, Sequence[QuerySpan], tuple[Sequence[int], Sequence[bool]]]:
+        """Return the rows of a prefill, their mask, and their positions and kinds."""
         layout, ids, sources, buffer, stop = prefill
         start = buffer.length
         x_TM = embed(self.decoder.embed_tokens, [max(0, id_) for id_ in ids[start:stop]])
@@ -170,21 +195,22 @@ class BagelNetwork(nn.Module):
                 rows = sources[block.source]
                 x_TM[inside] = rows.vae_NM if block.kind == "vae" else rows.vit_NM
                 is_gen[inside] = [block.kind == "vae"] * block.grid.cells
-        spans, positions = layout.spans(start, stop), layout.positions(start, stop)
-        return x_TM, NewTokens(buffer, spans, positions, is_gen)
+        return x_TM, layout.spans(start, stop), (layout.positions(start, stop), is_gen)
 
     def feed(self, runs: Sequence[tuple[Context, Sequence[int] | Tensor]]) -> list[Tensor]:
         """Append text to each context in one forward; return each run's last state [M]."""
-        blocks: list[NewTokens] = []
-        spans = appended_spans((buffer_of(context), len(ids)) for context, ids in runs)
-        for (context, ids), span in zip(runs, spans, strict=True):
+        new: list[NewTokens] = []
+        buffers = [buffer_of(context) for context, _ in runs]
+        spans = appended_spans(zip(buffers, (len(ids) for _, ids in runs), strict=True))
+        blocks = kept_blocks([(b, [span]) for b, span in zip(buffers, spans, strict=True)])
+        for (context, ids), span, block in zip(runs, spans, blocks, strict=True):
             shift = context.layout.rope_shift
             positions = range(span.start - shift, span.stop - shift)
-            blocks.append(NewTokens(buffer_of(context), [span], positions, [False] * len(ids)))
+            new.append(NewTokens(block, positions, [False] * len(ids)))
         hidden_TM = self.decoder(
-            torch.cat([embed(self.decoder.embed_tokens, ids) for _, ids in runs]), blocks
+            torch.cat([embed(self.decoder.embed_tokens, ids) for _, ids in runs]), new
         )
-        return commit_rows(blocks, hidden_TM)
+        return commit_rows(buffers, blocks, hidden_TM)
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Return next-token logits [R, V], float32."""
@@ -201,7 +227,7 @@ class BagelNetwork(nn.Module):
         is_gen = [False, *[True] * noise.grid.cells, False]
         positions = [noise.rope] * len(is_gen)
         span = QuerySpan(noise.start, noise.stop, is_causal=False)
-        return NoiseBranch(NewTokens(buffer, [span], positions, is_gen), noise.grid)
+        return NoiseBranch(buffer, span, positions, is_gen, noise.grid)
 
     def velocities(
         self, pictures: Sequence[DenoiseInput], markers: tuple[int, int]
@@ -214,7 +240,7 @@ class BagelNetwork(nn.Module):
             rows += [torch.cat([first_M, latents_NM, last_M])] * len(live.branches)
         branches: list[NoiseBranch] = [branch for live in pictures for branch in live.branches]
         self.branch_forwards += len(branches)
-        hidden_TM = self.decoder(torch.cat(rows), [branch.block for branch in branches])
+        hidden_TM = self.decoder(torch.cat(rows), [branch.new for branch in branches])
         states = hidden_TM.split([len(one) for one in rows])
         found = [
             unpacked(self.llm2vae(state_TM[1:-1]).float(), branch.grid.rows, branch.grid.columns)

@@ -223,7 +223,7 @@ class BagelPrompter(ImageCheckpoint):
             assumed_think=text,
             steps=max(0, job.num_inference_steps - 1),
             forwards=len(full_steps) + sum(full_steps) * len(others),
-            kv_rows=_held(full, positive, others, step_rows),
+            kv_rows=positive + sum(other.length - _shared(full, other) for other in others),
         )
 
     def _unread(self, job: ImageJob) -> list[SourcePlace]:
@@ -273,15 +273,3 @@ def _shared(full: BlockLayout, other: BlockLayout) -> int:
     """Count leading tokens in common; a written text after `full` does not matter."""
     pairs = zip(full.ids, other.ids, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(full.length, other.length))
-
-
-def _held(full: BlockLayout, length: int, others: Sequence[BlockLayout], noise: int) -> int:
-    """Count the rows of all branches.
-
-    A branch whose context starts the full one is stored in it; the part after the shortest such
-    context is held twice, and restored before each of its turns.
-    """
-    lent = [other.length for other in others if _shared(full, other) == other.length]
-    apart = sum(other.length + noise for other in others if _shared(full, other) < other.length)
-    kept = sum(one - min(lent) for one in (length, *lent)) if lent else 0
-    return length + noise + kept + apart

@@ -7,7 +7,7 @@ families share is implemented here.
 # Legend: C channel, Y X latent rows and columns, V vocabulary, M model width, G branch, R row
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from hyimg_cli.diffusion.denoise import DenoisePlan
+from hyimg_cli.kv.arena import Arena
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.models.common.packing import pack, unpack
@@ -47,10 +48,8 @@ class DecoderModel(Protocol):
     card: ModelCard
     # Decodes text with CUDA graphs, or computes the same steps; None without graphs.
     graphs: Any = None
-    # Branches may share buffers; see `Buffer.alias`.
-    aliases_prefixes: bool = False
 
-    # The device of each layer, and of its part of a buffer.
+    # The device of each layer, and of its K/V.
     layer_devices: Any
     parameter_count: Any
     # Token rows that have entered the transformer since it was loaded.
@@ -156,12 +155,17 @@ class DecoderModel(Protocol):
         digests = [source.digest for source in sources]
         return self.prompter.segments(layout, ids, digests, stop)
 
-    def new_buffer(self, capacity: int) -> Buffer:
-        return self.network.new_buffer(capacity)
+    @property
+    def arena(self) -> Arena:
+        """The K/V of all sequences."""
+        return cast(Arena, self.network.arena)
 
-    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
+    def new_buffer(self) -> Buffer:
+        return Buffer(self.arena)
+
+    def new_branch_buffer(self, number: int) -> Buffer:
         """Return an empty buffer in the branch set that has the branch of that number."""
-        return self.new_buffer(capacity)
+        return self.new_buffer()
 
     @torch.no_grad()
     def prefill(self, prefills: Sequence[Prefill]) -> list[Tensor]:

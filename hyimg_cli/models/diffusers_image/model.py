@@ -32,7 +32,7 @@ from torchvision.transforms.functional import (  # type: ignore[import-untyped]
 from hyimg_cli.cache.disk import PROMPT_EMBEDDINGS, SOURCE_IMAGES
 from hyimg_cli.diffusion.step_cache import VelocityCache
 from hyimg_cli.errors import JobError, OutputError
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.slices import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.media.images import Pixels, stretch
 from hyimg_cli.models.diffusers_image.inpaint import Inpainting, inpainting_of

@@ -26,8 +26,8 @@ from diffusers.models.transformers import transformer_qwenimage21 as qwen21
 from torch import Tensor
 
 from hyimg_cli.kernels.rows import group_multiple, pad_rows
-from hyimg_cli.kv.buffer import Slice
 from hyimg_cli.kv.segments import ImageSegment
+from hyimg_cli.kv.slices import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.spec import digest
 from hyimg_cli.spec.events import BranchTokens

@@ -79,6 +79,7 @@ def model_card(folder: Path, model: str) -> ModelCard:
         follows=OF_STEPS | OF_TEXT | _OF_PROMPTS,
         latent_channels=arch.vae.latent_channels,
         row_bytes=arch.hidden_size * _BF16_BYTES,
+        kv_layers=layers,
         activations=_activations(arch),
         weights=_weights(folder, arch),
         routing=Routing(layers, arch.num_experts, arch.moe_topk),

@@ -242,8 +242,8 @@ class HunyuanImage3(DecoderModel):
     def branch_sets(self) -> int:
         return self.network.branch_sets
 
-    def new_branch_buffer(self, capacity: int, number: int) -> Buffer:
-        return self.network.new_buffer(capacity, number % self.branch_sets)
+    def new_branch_buffer(self, number: int) -> Buffer:
+        return self.network.new_buffer(number % self.branch_sets)
 
     @torch.no_grad()
     def prefill_branches(self, prefills: Sequence[Prefill]) -> None:

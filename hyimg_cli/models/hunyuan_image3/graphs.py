@@ -1,10 +1,10 @@
 """Decode steps as CUDA graphs: one graph per number of rows, over memory that never moves.
 
-    fill     ids, lengths and, if the rows differ from before, the pointers of their K/V
-    replay   embed ▸ every layer, attention by pointers ▸ hidden rows
+    fill     ids, lengths and, if they differ from before, the tables of pages
+    replay   embed ▸ every layer, attention by pages ▸ hidden rows
     copy     the hidden rows out, before the next replay overwrites them
 
-Missing rows are filled up: they write to a slot of their own that is not read. Runs of several
+Missing rows are filled up: they write to a page of their own that is not read. Runs of several
 tokens are computed without graphs.
 
 If a capture fails, that step and all later new ones are computed: the same kernels on the same
@@ -15,12 +15,10 @@ are computed in this way from the start, with one warning.
 
 # Legend: R row (a job that writes), M model width, L layer
 import logging
-import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import chain
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -34,7 +32,7 @@ from hyimg_cli.kernels.choice import (
     has_triton,
     rows_unread,
 )
-from hyimg_cli.kernels.decode_attention import DecodeAttention, KVPointers
+from hyimg_cli.kernels.decode_attention import DecodeAttention, PagedRows
 from hyimg_cli.kernels.transfer import to_device
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.hunyuan_image3.model import HunyuanImage3ForCausalMM
@@ -68,54 +66,56 @@ class DecodeStep:
     def __init__(
         self, network: HunyuanImage3ForCausalMM, count: int, spare: Buffer, attend: DecodeAttention
     ) -> None:
-        """Allocate the tensors; `spare`: where rows without a job write."""
+        """Allocate the tensors; `spare`: where rows without a job write, a page."""
         self.count = count
         self._network, self._spare, self._attend = network, spare, attend
         device, layers = network.layer_devices[0], len(network.layer_devices)
+        self._arena, most = network.arena, network.arch.max_position_embeddings
         self._ids_R = torch.zeros(count, dtype=torch.int64, device=device)
         self._length_R = torch.zeros(count, dtype=torch.int64, device=device)
-        # Pointers to the keys of every layer, then to the values, and last the strides between
-        # heads.
-        self._table = torch.zeros(2 * layers + 1, count, dtype=torch.int64, device=device)
-        self._rope_2TD = network.angles.rows(0, network.arch.max_position_embeddings, (), device)
-        # Held only while a step runs: a job's buffer is freed with the job.
-        self._buffers: list[Buffer] = []
-        self._pointed_to: list[ref[Buffer]] = []
+        # Each layer's pointers, and each row's pages.
+        self._pointers_L2 = torch.zeros(layers, 2, dtype=torch.int64, device=device)
+        pages = -(-most // self._arena.page)
+        self._pages_RP = torch.zeros(count, pages, dtype=torch.int64, device=device)
+        self._rope_2TD = network.angles.rows(0, most, (), device)
+        # What the tables on the device were made of.
+        self._resized = -1
+        self._tables: list[list[int]] = []
 
     @contextmanager
     def filled(self, runs: Sequence[Run]) -> Iterator[None]:
         """Prepare the step for each buffer's next token within the block; nothing waits."""
         device, missing = self._ids_R.device, self.count - len(runs)
         # Rows without a job have the same id, so they all write the same values to the spare
-        # buffer's one slot; the values are not used.
-        self._buffers = [buffer for _, buffer in runs] + [self._spare] * missing
-        try:
-            self._point()
-            ids = [ids for ids, _ in runs] + ([[0] * missing] if missing else [])
-            known = [one for one in ids if not isinstance(one, Tensor)]
-            if len(known) == len(ids):
-                self._ids_R.copy_(to_device([*chain(*known)], device), non_blocking=True)
-            else:
-                parts = [one if isinstance(one, Tensor) else to_device(one, device) for one in ids]
-                torch.cat(parts, out=self._ids_R)
-            lengths = [buffer.length for buffer in self._buffers]
-            self._length_R.copy_(to_device(lengths, device), non_blocking=True)
-            yield
-        finally:
-            self._buffers = []
+        # buffer's first row; the values are not used.
+        buffers = [buffer for _, buffer in runs] + [self._spare] * missing
+        self._point([buffer.pages for buffer in buffers])
+        ids = [ids for ids, _ in runs] + ([[0] * missing] if missing else [])
+        known = [one for one in ids if not isinstance(one, Tensor)]
+        if len(known) == len(ids):
+            self._ids_R.copy_(to_device([*chain(*known)], device), non_blocking=True)
+        else:
+            parts = [one if isinstance(one, Tensor) else to_device(one, device) for one in ids]
+            torch.cat(parts, out=self._ids_R)
+        lengths = [buffer.length for buffer in buffers]
+        self._length_R.copy_(to_device(lengths, device), non_blocking=True)
+        yield
 
-    def _point(self) -> None:
-        """Write the pointers of the buffers' K/V, unless they are unchanged since the last step."""
-        buffers = self._buffers
-        before = [pointed() for pointed in self._pointed_to]
-        if len(before) == len(buffers) and all(map(operator.is_, before, buffers)):
-            return
-        sides = [b.keys_HSD for b in buffers], [b.values_HSD for b in buffers]
-        layers = range(len(self._table) // 2)
-        pointers = [[row[layer].data_ptr() for row in side] for side in sides for layer in layers]
-        flat = [*chain(*pointers), *(buffer.capacity for buffer in buffers)]
-        self._table.copy_(to_device(flat, self._table.device).view_as(self._table))
-        self._pointed_to = [ref(buffer) for buffer in buffers]
+    def _point(self, tables: list[list[int]]) -> None:
+        """Write pointers and tables, unless they are unchanged since the last step."""
+        storage, device = self._arena.storage, self._pages_RP.device
+        if storage.resized != self._resized:
+            sides = chain(*zip(storage.keys_SKD, storage.values_SKD, strict=True))
+            pointers = to_device([side.data_ptr() for side in sides], device)
+            self._pointers_L2.copy_(pointers.view_as(self._pointers_L2), non_blocking=True)
+            self._resized = storage.resized
+        if tables != self._tables:
+            width = max(map(len, tables))
+            padded = [[*table, *[0] * (width - len(table))] for table in tables]
+            pages_RP = to_device([*chain(*padded)], device).view(len(tables), width)
+            self._pages_RP[:, :width].copy_(pages_RP, non_blocking=True)
+            self._pages_RP[:, width:] = 0  # pages of earlier tables may be gone
+            self._tables = [[*table] for table in tables]
 
     def compute(self) -> Tensor:
         """Return the hidden rows [count, M] of the prepared step; writes new keys and values."""
@@ -125,13 +125,10 @@ class DecodeStep:
         step = DecodeBatch(self._rows, self._attend)
         return model.through_layers(model.wte(self._ids_R), rope_2RD, step)
 
-    def _rows(self, layer: int) -> KVPointers:
-        """Return one layer's K/V, from the table of pointers."""
-        keys = [buffer.keys_HSD[layer] for buffer in self._buffers]
-        values = [buffer.values_HSD[layer] for buffer in self._buffers]
-        layers = len(self._table) // 2
-        keys_ptr_R, values_ptr_R, heads_R = (self._table[n] for n in (layer, layers + layer, -1))
-        return KVPointers(keys, values, keys_ptr_R, values_ptr_R, heads_R, self._length_R)
+    def _rows(self, layer: int) -> PagedRows:
+        storage, pointers_2 = self._arena.storage, self._pointers_L2[layer]
+        sides = storage.keys_SKD[layer], storage.values_SKD[layer]
+        return PagedRows(*sides, pointers_2, self._pages_RP, self._length_R, self._arena.page)
 
 
 class DecodeGraphs:
@@ -155,9 +152,8 @@ class DecodeGraphs:
         """
         self._network, self._attend, self._capture = network, attend, capture
         self._most_rows, self._has_warned = most_rows, False
-        self._spare = network.new_buffer(1)
-        for rows in (*self._spare.keys_HSD, *self._spare.values_HSD):
-            rows.zero_()
+        self._spare = network.new_buffer()
+        self._spare.reserve(1)
         self._steps: dict[int, tuple[DecodeStep, Replay]] = {}
         self.captured: list[int] = []
         self.failure = ""
@@ -169,7 +165,7 @@ class DecodeGraphs:
         if bucket is None or any(len(ids) != 1 for ids, _ in runs):
             return self._network.feed(runs)
         for _, buffer in runs:
-            assert buffer.length < buffer.capacity, "a new token has a slot"
+            buffer.reserve(buffer.length + 1)
         step, replay = self._step(bucket)
         with step.filled(runs):
             hidden_RM = replay()[: len(runs)].clone()

@@ -10,7 +10,7 @@ Each is a method with its own inputs, not a mode. `sequence` decides which token
 # token, M model width, V vocabulary; rope_2TD cosines, then sines
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,17 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels.rows import pad_rows
 from hyimg_cli.kernels.transfer import current
+from hyimg_cli.kv.arena import Arena, Storage, page_rows
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.common.attention import QueryBlock, appended_spans, commit_rows
+from hyimg_cli.models.common.attention import (
+    QueryBlock,
+    appended_spans,
+    canvas_block,
+    commit_rows,
+    kept_blocks,
+)
 from hyimg_cli.models.common.layers import TimestepEmbedder, embed
-from hyimg_cli.models.common.spans import query_spans
+from hyimg_cli.models.common.spans import QuerySpan, query_spans
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.rope import RopeTables
 from hyimg_cli.models.hunyuan_image3.sequence import Layout, TargetBlock
@@ -48,7 +55,13 @@ class Branch:
 
     target: TargetBlock
     live_rope_2TD: Tensor
-    query_block: QueryBlock
+    spans: Sequence[QuerySpan]
+    buffer: Buffer
+
+    @property
+    def query_block(self) -> QueryBlock:
+        """The block of the next step."""
+        return canvas_block(self.buffer, self.spans)
 
 
 class HunyuanImage3ForCausalMM(nn.Module):
@@ -73,8 +86,6 @@ class HunyuanImage3ForCausalMM(nn.Module):
         self.vision_aligner = VisionAligner(arch.vision.hidden_size, width)
         self.vae = Vae(arch.vae)
         self.angles = RopeTables(head_dim=arch.head_dim, theta=arch.rope_theta)
-        # A `LedTransformer` if other ranks hold parts of it.
-        self.buffer_kind: Callable[..., Buffer] = Buffer
         # Number of rank sets; each has all layers, and computes its own guidance branch.
         self.branch_sets = 1
 
@@ -107,11 +118,14 @@ class HunyuanImage3ForCausalMM(nn.Module):
     def _prefilled(
         self, forward: Callable[..., Tensor], prefills: Sequence[Prefill]
     ) -> list[Tensor]:
-        rows, ropes, blocks = zip(*map(self._entering, prefills), strict=True)
-        return commit_rows(blocks, forward(torch.cat(rows), torch.cat(ropes, dim=1), blocks))
+        buffers = [one.buffer for one in prefills]
+        rows, ropes, spans = zip(*map(self._entering, prefills), strict=True)
+        blocks = kept_blocks([*zip(buffers, spans, strict=True)])
+        hidden_TM = forward(torch.cat(rows), torch.cat(ropes, dim=1), blocks)
+        return commit_rows(buffers, blocks, hidden_TM)
 
-    def _entering(self, prefill: Prefill) -> tuple[Tensor, Tensor, QueryBlock]:
-        """Return the rows of a prefill, their positions, and their query block."""
+    def _entering(self, prefill: Prefill) -> tuple[Tensor, Tensor, Sequence[QuerySpan]]:
+        """Return the rows of a prefill, their positions, and their mask."""
         layout, ids, _, buffer, stop = prefill
         sources: Sequence[SourceRows] = prefill.sources
         start = buffer.length
@@ -124,7 +138,7 @@ class HunyuanImage3ForCausalMM(nn.Module):
         # The last token is a run of its own: its hidden row is needed even if all others are
         # shared.
         spans = query_spans(start, stop, layout.full_spans, (*layout.cuts, stop - 1))
-        return x_TM, self._rope(layout, start, stop), QueryBlock(buffer, spans)
+        return x_TM, self._rope(layout, start, stop), spans
 
     def feed(self, runs: Sequence[tuple[Sequence[int] | Tensor, Buffer]]) -> Tensor:
         """Append text tokens to each buffer's prefix; return the last hidden rows, [R, M].
@@ -133,13 +147,14 @@ class HunyuanImage3ForCausalMM(nn.Module):
         buffer follow each other, with the bits of a step each. Ids on the device, int64 [T], stay
         there.
         """
+        buffers = [buffer for _, buffer in runs]
         spans = appended_spans((buffer, len(ids)) for ids, buffer in runs)
-        blocks = [QueryBlock(buffer, [span]) for (_, buffer), span in zip(runs, spans, strict=True)]
+        blocks = kept_blocks([(b, [span]) for b, span in zip(buffers, spans, strict=True)])
         embedded_TM = torch.cat([embed(self.model.wte, ids) for ids, _ in runs])
         places = [(span.start, span.stop) for span in spans]
         rope_2TD = self.angles.text(places, embedded_TM.device)
         hidden_TM = self.model(embedded_TM, rope_2TD, blocks)
-        return torch.stack(commit_rows(blocks, hidden_TM))
+        return torch.stack(commit_rows(buffers, blocks, hidden_TM))
 
     def text_logits(self, hidden_RM: Tensor) -> Tensor:
         """Next-token logits [R, V] in float32; only here does the final norm apply."""
@@ -154,8 +169,8 @@ class HunyuanImage3ForCausalMM(nn.Module):
         assert target is not None, "a branch has a picture to draw"
         start, stop = target.live_start, target.image.stop
         assert buffer.length == start, "the prefix is complete before denoising"
-        query_block = QueryBlock(buffer, query_spans(start, stop, layout.full_spans))
-        return Branch(target, self._rope(layout, start, stop), query_block)
+        spans = query_spans(start, stop, layout.full_spans)
+        return Branch(target, self._rope(layout, start, stop), spans, buffer)
 
     def velocity(self, pictures: Sequence[DenoiseInput]) -> list[Tensor]:
         """Return every picture's branch velocities, [G, C, Y, X] each, float32, unguided.
@@ -205,23 +220,27 @@ class HunyuanImage3ForCausalMM(nn.Module):
 
     @property
     def layer_devices(self) -> list[torch.device]:
-        """Return the device of each layer, and of its part of a buffer."""
+        """Return the device of each layer, and of its K/V."""
         return [layer.self_attn.qkv_proj.weight.device for layer in self.model.layers]
 
-    def new_buffer(self, capacity: int, home: int | None = None) -> Buffer:
-        """Return an empty buffer for a branch, by layer on the layer's device.
-
-        `home`: the branch set that holds it.
-        """
-        kind = self.buffer_kind if home is None else partial(self.buffer_kind, home=home)
-        return kind(
+    def new_storage(self) -> Storage:
+        """Return an empty storage, by layer on the layer's device."""
+        return Storage(
             # The layer's own count: a sharded layer has some of the heads.
             kv_heads=self.model.layers[0].self_attn.kv_heads,
             head_dim=self.arch.head_dim,
-            capacity=capacity,
             dtype=self.model.layers[0].self_attn.qkv_proj.weight.dtype,
             devices=self.layer_devices,
         )
+
+    @cached_property
+    def arena(self) -> Arena:
+        """The K/V of all sequences, made once the weights are in place."""
+        return Arena(self.new_storage(), page_rows(self.layer_devices[0]))
+
+    def new_buffer(self, home: int | None = None) -> Buffer:
+        """Return an empty buffer; `home`: the branch set that computes its rows."""
+        return Buffer(self.arena, home)
 
     def _live_rows(self, pictures: Sequence[DenoiseInput]) -> Tensor:
         """Return the rows that change at every step, [P, T, M].

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 
 from hyimg_cli.cache.memo import Memo
@@ -71,7 +71,7 @@ class Prompter(ImageCheckpoint):
         self._smallest = min(shapes, key=lambda shape: shape.vae_grid.cells)
         # By everything in a sequence except the prompt, the only part in which most jobs of a
         # manifest differ.
-        self._layouts: Memo[Hashable, tuple[TextPrompt | None, Layout]] = Memo(
+        self._layouts: Memo[Hashable, tuple[TextPrompt | None, Layout, int]] = Memo(
             _LAYOUT_BYTES, lambda pair: 1024 + 2 * 8 * pair[1].length
         )
 
@@ -249,7 +249,7 @@ class Prompter(ImageCheckpoint):
         return self._count(job, self._shapes(source_sizes), assumed_think)
 
     def _count(self, job: ImageJob, shapes: Sequence[SourceShape], assumed_think: int) -> JobTokens:
-        opening, layout = self._outline(job, shapes)
+        opening, layout, shared = self._outline(job, shapes)
         text = assumed_think if job.writes_text else 0
         more = len(self._prompt_ids(job)) - len(self.vocabulary.encode(_STAND_IN))
         branches, prefix = self.branch_count(job), layout.live_start + more + text
@@ -260,17 +260,24 @@ class Prompter(ImageCheckpoint):
             step_rows=layout.live_stop - layout.live_start,
             branches=branches,
             assumed_think=text,
+            kv_rows=prefix + (branches - 1) * (prefix - shared),
         )
 
     def _outline(
         self, job: ImageJob, shapes: Sequence[SourceShape]
-    ) -> tuple[TextPrompt | None, Layout]:
-        """Return both stages' sequences, with a placeholder prompt and no written text."""
+    ) -> tuple[TextPrompt | None, Layout, int]:
+        """Return both stages' sequences, with a placeholder prompt and no written text.
+
+        And how many leading tokens both guidance branches share.
+        """
         written = () if job.writes_text else None
 
-        def build() -> tuple[TextPrompt | None, Layout]:
+        def build() -> tuple[TextPrompt | None, Layout, int]:
             one = replace(job, prompt=_STAND_IN)
-            return self.opening(one, shapes), self.picture(one, shapes, written, self._bucket(job))
+            layout = self.picture(one, shapes, written, self._bucket(job))
+            pairs = zip(layout.ids, layout.unconditional_ids, strict=True)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            return self.opening(one, shapes), layout, min(shared, layout.live_start)
 
         texts = system_prompt(job, self.folder), job.cot_text, job.cot_token_ids
         key = tuple(shapes), job.bot_task, job.size, job.drop_think, texts

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hyimg_cli.kernels.attention import SpanAttention, attention_of, masked_attention
 from hyimg_cli.kernels.choice import experts_of
-from hyimg_cli.kernels.decode_attention import DecodeAttention, KVPointers
+from hyimg_cli.kernels.decode_attention import DecodeAttention, PagedRows
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
@@ -24,12 +24,12 @@ from hyimg_cli.models.hunyuan_image3.moe import Moe
 class DecodeBatch:
     """One new token of each of several branches, whose positions are known only on the device."""
 
-    of_layer: Callable[[int], KVPointers]
+    of_layer: Callable[[int], PagedRows]
     attend: DecodeAttention
 
 
 class Transformer(nn.Module):
-    """Token rows in, last residual stream out; keys and values go to each query block's buffer.
+    """Token rows in, last residual stream out; each query block keeps its keys and values.
 
     `rows_seen` counts every token row that ever entered: the engine reports reuse from it.
     `row_multiple` above 1 pads a call's rows, so that a row's bits do not depend on other rows.

@@ -21,7 +21,6 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 from torch import Tensor, nn
 
-from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.models.lingbot_world.layout import NetworkShape
 from hyimg_cli.spec.job import Size
 
@@ -38,10 +37,11 @@ IN_FLOAT32 = ("time_embedder", "time_proj", "scale_shift_table", "norm2")
 class Clip:
     """State shared by all passes of one or several requests: the cache and constants.
 
+    `cache`: keys and values of every layer, [2, B, H, T, D].
     Of the request: `text`, `times` by number of the pass, `whole_rope`; of the chunk: `camera`.
     """
 
-    cache: Buffer
+    cache: list[Tensor]
     text: list[tuple[Tensor, Tensor]]
     times: list[tuple[Tensor, Tensor]]
     whole_rope: tuple[Tensor, Tensor]
@@ -89,13 +89,8 @@ class LingBotNetwork(nn.Module):
         _, patch_rows, patch_columns = shape.patch_size
         frames = chunks * shape.num_frames_per_block
         grid = (frames, rows // patch_rows, columns // patch_columns)
-        cache = Buffer(
-            kv_heads=batch * shape.num_attention_heads,
-            head_dim=shape.attention_head_dim,
-            capacity=math.prod(grid),
-            dtype=self.dtype,
-            devices=[self.device] * shape.num_layers,
-        )
+        held = (2, batch, shape.num_attention_heads, math.prod(grid), shape.attention_head_dim)
+        cache = [self.proj_out.weight.new_empty(held) for _ in range(shape.num_layers)]
         cosines, sines = rope(grid, shape.attention_head_dim)
         times = [self.time(timestep) for timestep in timesteps]
         turn = cosines.to(self.device), sines.to(self.device)
@@ -176,7 +171,7 @@ class LingBotNetwork(nn.Module):
 
     def attention(self, clip: Clip, layer: int, chunk: int, rows_BSM: Tensor) -> Tensor:
         """Write the chunk's rows to their slots, and attend to all slots up to their end."""
-        module, batch, tokens = self.blocks[layer].attn1, *rows_BSM.shape[:2]
+        module, tokens = self.blocks[layer].attn1, rows_BSM.shape[1]
         slots = slice(chunk * tokens, (chunk + 1) * tokens)
         cosines, sines = clip.whole_rope
         turn = cosines[slots], sines[slots]
@@ -185,9 +180,9 @@ class LingBotNetwork(nn.Module):
             for norm, project in ((module.norm_q, module.to_q), (module.norm_k, module.to_k))
         )
         value_BHSD = self._heads(module.to_v(rows_BSM))
-        keys_SHD, values_SHD = (x.flatten(0, 1).transpose(0, 1) for x in (key_BHSD, value_BHSD))
-        clip.cache.write(layer, slots.start, keys_SHD, values_SHD)
-        keys, values = (x.unflatten(0, (batch, -1)) for x in clip.cache.read(layer, slots.stop))
+        for side, rows_BHSD in zip(clip.cache[layer], (key_BHSD, value_BHSD), strict=True):
+            side[:, :, slots] = rows_BHSD
+        keys, values = clip.cache[layer][:, :, :, : slots.stop]
         return self._joined(fun.scaled_dot_product_attention(query_BHSD, keys, values), module)
 
     def _heads(self, rows_BSM: Tensor) -> Tensor:

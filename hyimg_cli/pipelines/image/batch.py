@@ -16,6 +16,7 @@ the same text, one of them thinks and the others wait for it. If it fails, the n
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 from torch import Tensor
@@ -50,8 +51,9 @@ class ContinuousBatch:
         """`read_lag`: see `DecodeLoop`; chosen for the model's device by default."""
         self._admission, stages = admission, admission.stages
         self._model = stages.model
+        self._prefixes = stages.prefixes
         self.memory = MemoryPolicy(
-            stages.prefixes.release, "the prefixes kept for other jobs", together
+            self._drop_prefixes, "the prefixes kept for other jobs", together
         )
         self._at = AtWork(self.memory)
         # By text that is being written: the items that wait for it.
@@ -178,8 +180,12 @@ class ContinuousBatch:
             return 0
         return self._at.most.drawing * max(work.stages.step_rows(work.job) for work in works)
 
-    def _requeue(self, work: ImageRequest) -> None:
-        self._preempt(work, "prefill")
+    def _drop_prefixes(self) -> None:
+        self._prefixes.release()
+        self._model.arena.shrink()
+
+    def _requeue(self, work: ImageRequest, lacking: str = "prefill") -> None:
+        self._preempt(work, lacking)
         if self._at.thinking:
             self.memory.limit("thinking", len(self._at.thinking))
 
@@ -199,7 +205,11 @@ class ContinuousBatch:
         thinking, size = self._admission.writing(at), at.most.thinking
         for first in range(0, len(thinking), size):
             batch = thinking[first : first + size]
-            yield from self.memory.attempt(batch, self._decode_step, self._lose, kind="thinking")
+            has_others = len(at.thinking) > 1 or at.ready or at.drawing
+            requeue = partial(self._requeue, lacking="text") if has_others else None
+            yield from self.memory.attempt(
+                batch, self._decode_step, self._lose, kind="thinking", requeue=requeue
+            )
         for decoding in [decoding for decoding in at.thinking if decoding.is_done]:
             work = at.thinking.pop(decoding)
             yield from self.memory.attempt([work], self._make_ready, self._lose)
@@ -343,6 +353,8 @@ class ContinuousBatch:
         at = self._at
         at.drawing = [work for work in at.drawing if work not in through]
         at.is_full = at.is_full and not through
+        if through:  # a decode may need the memory of their branches
+            self._model.arena.shrink()
         for work in through:
             requeue = self._decode_later if at.holds_memory else None
             yield from self.memory.attempt([work], self._decode, self._lose, requeue=requeue)

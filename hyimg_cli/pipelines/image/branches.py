@@ -5,13 +5,12 @@
     negative branch      \\__ forked __/ <cfg> .. computed      (shares the system prompt
                                                                 and images)
 
-If a model lends prefixes, a branch whose whole prefix is part of another branch uses that branch's
-memory. If branches have ranks of their own, each one is started there, either from the context,
-which all ranks have, or from that branch's part of the tree. Their prefills are one forward.
+If branches have ranks of their own, each one is started there, either from the context, which all
+ranks have, or from that branch's part of the tree. Their prefills are one forward.
 
-A fork takes the rows up to the first id that differs. Reuse is exact because a token's K/V do not
-depend on later tokens. Without an AR stage, the tree of other jobs' prefixes is used instead.
-Recomputing starts every branch from an empty buffer.
+A fork shares the pages of the rows up to the first id that differs. Reuse is exact because a
+token's K/V do not depend on later tokens. Without an AR stage, the tree of other jobs' prefixes is
+used instead. Recomputing starts every branch from an empty buffer.
 """
 
 from collections import deque
@@ -22,7 +21,7 @@ from itertools import accumulate
 from typing import Any
 
 from hyimg_cli.errors import ReuseError
-from hyimg_cli.kv.buffer import Buffer, Slice
+from hyimg_cli.kv.buffer import Buffer, Rows
 from hyimg_cli.kv.returns import Returns
 from hyimg_cli.kv.segments import Segment
 from hyimg_cli.kv.tree import KVTree
@@ -43,7 +42,7 @@ class Prefixes:
 
     def __init__(
         self,
-        tree: KVTree[Slice],
+        tree: KVTree[Rows],
         scope: str,
         returns: Returns | None = None,
         names: Mapping[str, str] | None = None,
@@ -107,13 +106,13 @@ class Prefixes:
     def keep(
         self, segments: Sequence[Segment], buffer: Buffer, *, is_awaited: bool = False
     ) -> None:
-        """Hold the segments' K/V, copied from the buffer in which they were computed.
+        """Hold the segments' K/V, shared with the buffer in which they were computed.
 
         Of a sequence that is not known to be `is_awaited`, hold what other jobs may look up.
         """
         self._used.append((self._scope, segments))
         held = segments if is_awaited else self._returning(segments)
-        self._tree.insert(self._scope, held, buffer.cut)
+        self._tree.insert(self._scope, held, buffer.rows)
 
     def _returning(self, segments: Sequence[Segment]) -> Sequence[Segment]:
         return segments if self._returns is None else self._returns.shared(segments, self._names)
@@ -194,7 +193,7 @@ class BranchBuilder:
         started = []
         for number, own in enumerate(sequences):
             prefixes = self.prefixes and self.prefixes.within(number)
-            buffer = self.model.new_branch_buffer(own.live_stop, number)
+            buffer = self.model.new_branch_buffer(number)
             started.append(self._started(own, prefixes, buffer))
         self.clock.enter("prefill")
         lacking = [one.own.live_start - one.buffer.length for one in started]
@@ -256,9 +255,7 @@ class BranchBuilder:
             return False
         known = max(self._shared_with_known(own), default=0)
         for one in started:
-            shared = _in_common(one.own.ids[: one.own.live_start], own.ids[: own.live_start])
-            # A branch with the whole prefix may lend its memory, while the AR stage's is needed.
-            if shared > known or (shared == own.live_start and self.model.aliases_prefixes):
+            if _in_common(one.own.ids[: one.own.live_start], own.ids[: own.live_start]) > known:
                 return True
         return self.prefixes.are_coming(self._shareable(own), known)
 
@@ -282,22 +279,15 @@ class BranchBuilder:
         """Return a buffer with the longest existing prefix, using `empty` if given."""
         lengths = self._shared_with_known(own)
         longest = max(lengths, default=0)
+        buffer = empty or self.model.new_buffer()
         if prefixes is not None:
             shareable = self._shareable(own)
             if prefixes.held(shareable) > longest:
-                buffer = empty or self.model.new_buffer(own.live_stop)
                 return _Started(own, buffer, 0, prefixes.start(shareable, buffer), prefixes)
         source = self._known[lengths.index(longest)] if longest else None
         reused = longest if source and source.is_ar_stage else 0
-        for other, length in zip(self._known, lengths, strict=True):
-            # Use the memory of a branch whose prefix begins with this branch's whole prefix.
-            has_room = other.buffer.capacity >= own.live_stop and not other.is_ar_stage
-            if self.model.aliases_prefixes and has_room and length == own.live_start:
-                alias = other.buffer.alias(length)
-                return _Started(own, alias, reused, longest - reused, prefixes)
-        buffer = empty or self.model.new_buffer(own.live_stop)
         if source:
-            buffer.copy_prefix(source.buffer, longest)
+            buffer.share_prefix(source.buffer, longest)
         return _Started(own, buffer, reused, longest - reused, prefixes)
 
     def _shareable(self, own: BranchSequence) -> list[Any]:

@@ -65,9 +65,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
         super().__init__(config)
         self._load = load
         self._sources, self._trips = EncodedSources(config.cache), RoundTrips()
-        self.tree = new_prefix_tree(
-            config.batch, lambda rows: rows.to_devices(self._resident().layer_devices)
-        )
+        self.tree = new_prefix_tree(config.batch, lambda rows: rows.to_device())
         self._texts = Texts()
         self._together = Together(1, 1)
         # Limits by size class, found when memory was too small; they are not exceeded again.
@@ -241,6 +239,7 @@ class ImagePipeline(Pipeline[DecoderModel, ImageJob, ImageRequest]):
     def _fit(self, jobs: Sequence[ImageJob]) -> None:
         """Count every job's sequence to find how many fit together."""
         model, held, config = self._resident(), self.tree.held_bytes, self._config
+        model.arena.shrink()
         if self._serves:
             most = config.batch.max_size + ONLINE_PLACES
             config = replace(config, batch=replace(config.batch, max_size=most))

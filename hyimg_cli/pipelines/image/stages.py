@@ -381,7 +381,7 @@ class ImageStages:
         assert prefixes is not None, "they are set when the sources are read"
         while prefixes.are_coming(shareable):
             yield []
-        buffer = model.new_buffer(opening.capacity)
+        buffer = model.new_buffer()
         work.shared = prefixes.start(shareable, buffer)
         context = Context([*ids], buffer, None, opening.layout)
         if work.shared < stop:

@@ -1,26 +1,31 @@
 """Faults planted below the bench, in the engine of one variant alone. The bench does not know of
 them.
 
-`Buffer.copy_prefix` is only called where a branch starts from K/V that are there
+`Buffer.share_prefix` is only called where a branch starts from K/V that are there
 already: the reuse path.
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import sleep
 from typing import Any
 
 import pytest
 import torch
+from kv_rows import change as change_rows
+from kv_rows import sides
 
 from hyimg_cli.diffusion.denoise import DenoiseState
 from hyimg_cli.diffusion.schedule import Schedule
+from hyimg_cli.kv.arena import Span
 from hyimg_cli.kv.buffer import Buffer
 from hyimg_cli.kv.segments import ImageSegment
 from hyimg_cli.measure.bench import runs
 from hyimg_cli.measure.bench.runs import Uncached
+from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.hunyuan_image3.family import HunyuanImage3
+from hyimg_cli.models.hunyuan_image3.model import Branch
 from hyimg_cli.pipelines.image import batch
 from hyimg_cli.pipelines.image.branches import BranchBuilder
 from hyimg_cli.pipelines.image.sources import EncodedSources
@@ -47,9 +52,8 @@ def empty_source_image(patch: pytest.MonkeyPatch) -> None:
 
     def branch(self: Any, layout: Any, buffer: Any) -> Any:
         if getattr(buffer, "is_forked", False):
-            for rows in (*buffer.keys_HSD, *buffer.values_HSD):
-                for one in layout.sources:
-                    rows[:, one.start : one.stop] = 0
+            for one in layout.sources:
+                change_rows(buffer, one.start, one.stop, torch.zeros_like)
         return original(self, layout, buffer)
 
     _flag_forks(patch)
@@ -58,15 +62,14 @@ def empty_source_image(patch: pytest.MonkeyPatch) -> None:
 
 def shift_negative_branch(patch: pytest.MonkeyPatch) -> None:
     """The negative branch takes over rows that stand one slot too late."""
-    original = Buffer.copy_prefix
+    original = Buffer.share_prefix
 
-    def copy_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
+    def share_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
         if prefix < other.length:
-            for rows in (*self.keys_HSD, *self.values_HSD):
-                rows[:, 1:prefix] = rows[:, : prefix - 1].clone()
+            change_rows(self, 0, prefix, lambda rows: torch.cat([rows[:1], rows[:-1]]))
 
-    patch.setattr(Buffer, "copy_prefix", copy_prefix)
+    patch.setattr(Buffer, "share_prefix", share_prefix)
 
 
 def sleep_in_recompute(patch: pytest.MonkeyPatch) -> None:
@@ -114,25 +117,24 @@ def other_noise(patch: pytest.MonkeyPatch) -> None:
 
 def rounded_hand_off(patch: pytest.MonkeyPatch) -> None:
     """K/V pass through bfloat16 on their way from the AR stage."""
-    original = Buffer.copy_prefix
+    original = Buffer.share_prefix
 
-    def copy_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
+    def share_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
-        for rows in (*self.keys_HSD, *self.values_HSD):
-            rows[:, :prefix] = rows[:, :prefix].to(torch.bfloat16).to(rows.dtype)
+        change_rows(self, 0, prefix, lambda rows: rows.to(torch.bfloat16).to(rows.dtype))
 
-    patch.setattr(Buffer, "copy_prefix", copy_prefix)
+    patch.setattr(Buffer, "share_prefix", share_prefix)
 
 
 def broken_hand_off(patch: pytest.MonkeyPatch) -> None:
     """Some of the K/V that are taken over are no numbers."""
-    original = Buffer.copy_prefix
+    original = Buffer.share_prefix
 
-    def copy_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
+    def share_prefix(self: Buffer, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
-        self.values_HSD[0][:, prefix - 1] = torch.nan
+        change_rows(self, prefix - 1, prefix, lambda _: torch.nan, "v")
 
-    patch.setattr(Buffer, "copy_prefix", copy_prefix)
+    patch.setattr(Buffer, "share_prefix", share_prefix)
 
 
 def silent_recompute(patch: pytest.MonkeyPatch) -> None:
@@ -164,8 +166,8 @@ def pad_negative_branch(patch: pytest.MonkeyPatch) -> None:
     def branch(self: Any, layout: Any, buffer: Any) -> Any:
         made = original(self, layout, buffer)
         if _is_negative(made):
-            for rows in (*buffer.keys_HSD, *buffer.values_HSD):
-                rows[:, layout.live_start - 8 : layout.live_start] = 0
+            change_rows(buffer, layout.live_start - 8, layout.live_start, torch.zeros_like)
+            made = original(self, layout, buffer)
         return made
 
     _flag_forks(patch)
@@ -174,7 +176,7 @@ def pad_negative_branch(patch: pytest.MonkeyPatch) -> None:
 
 def _is_negative(branch: Any) -> bool:
     """True for a branch that took a part of the positive one's prefix, not all of it."""
-    return getattr(branch.query_block.buffer, "is_partial", False)
+    return getattr(branch.buffer, "is_partial", False)
 
 
 def one_guidance_for_a_batch(patch: pytest.MonkeyPatch) -> None:
@@ -283,22 +285,22 @@ Rows = list[torch.Tensor]
 def stale_cache(before: Rows, rows: Rows) -> Rows:
     """The last rows of a prefix are still those of the branch built before it."""
     for old, new in zip(before, rows, strict=True):
-        new[:, -8:] = old[:, -8:]
+        new[-8:] = old[-8:]
     return rows
 
 
 def shifted_position(before: Rows, rows: Rows) -> Rows:
     """A prefix is one slot too late."""
     for new in rows:
-        new[:, 1:] = new[:, :-1].clone()
+        new[1:] = new[:-1].clone()
     return rows
 
 
 def wrong_branch(before: Rows, rows: Rows) -> Rows:
     """A branch denoises on the prefix of the one built before it."""
     for old, new in zip(before, rows, strict=True):
-        shared = min(old.shape[1], new.shape[1])
-        new[:, :shared] = old[:, :shared]
+        shared = min(len(old), len(new))
+        new[:shared] = old[:shared]
     return rows
 
 
@@ -321,9 +323,9 @@ def spoil_prefixes(
     def branch(self: Any, layout: Any, buffer: Any) -> Any:
         nonlocal before
         if now == variant:
-            rows = [each[:, : buffer.length] for each in (*buffer.keys_HSD, *buffer.values_HSD)]
-            kept = [each.clone() for each in rows]
-            change(before or kept, rows)
+            kept = [*sides(buffer)]
+            changed = iter(change(before or kept, [each.clone() for each in kept]))
+            change_rows(buffer, 0, buffer.length, lambda _: next(changed))
             before = kept
         return branch_of(self, layout, buffer)
 
@@ -332,37 +334,45 @@ def spoil_prefixes(
 
 
 def _flag_forks(patch: pytest.MonkeyPatch) -> None:
-    original = Buffer.copy_prefix
+    original = Buffer.share_prefix
 
-    def copy_prefix(self: Any, other: Buffer, prefix: int) -> None:
+    def share_prefix(self: Any, other: Buffer, prefix: int) -> None:
         original(self, other, prefix)
         self.is_forked, self.is_partial = True, prefix < other.length
 
-    patch.setattr(Buffer, "copy_prefix", copy_prefix)
+    patch.setattr(Buffer, "share_prefix", share_prefix)
+
+
+@dataclass(frozen=True)
+class _Blind(Branch):
+    """A branch whose steps pass over some slots."""
+
+    prefix: Span
+
+    @property
+    def query_block(self) -> QueryBlock:
+        return QueryBlock(self.spans, self.buffer.arena.storage, self.prefix, None, self.buffer)
 
 
 def _mark_forks(
     patch: pytest.MonkeyPatch, spans_of: Callable[[Any, Any], list[tuple[int, int]]]
 ) -> None:
     """Forked buffers hide some slots from every denoise step, and from nothing else."""
-    branch_of, read_of = HunyuanImage3.branch, Buffer.read
+    branch_of = HunyuanImage3.branch
 
     def branch(self: Any, layout: Any, buffer: Any) -> Any:
         made = branch_of(self, layout, buffer)
-        if getattr(buffer, "is_forked", False):
-            buffer.hidden = spans_of(made, layout)
-        return made
-
-    def read(self: Any, layer: int, stop: int) -> Any:
-        keys, values = read_of(self, layer, stop)
-        kept = torch.ones(stop, dtype=torch.bool)
-        for start, end in getattr(self, "hidden", ()):
-            kept[start:end] = False
-        return keys[:, kept], values[:, kept]
+        if not getattr(buffer, "is_forked", False):
+            return made
+        prefix, at = Span([]), 0
+        for start, end in [*sorted(spans_of(made, layout)), (buffer.length, buffer.length)]:
+            prefix, at = prefix + buffer.span(at, max(at, start)), max(at, end)
+        hidden = buffer.length - sum(stop - start for start, stop in prefix.runs)
+        spans = [replace(s, start=s.start - hidden, stop=s.stop - hidden) for s in made.spans]
+        return _Blind(made.target, made.live_rope_2TD, spans, buffer, prefix)
 
     _flag_forks(patch)
     patch.setattr(HunyuanImage3, "branch", branch)
-    patch.setattr(Buffer, "read", read)
 
 
 def _change_denoise_plan(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:

@@ -15,7 +15,7 @@ from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.runs import CountedRows, Uncached
 from hyimg_cli.measure.bench.scenario import SCENARIOS
 from hyimg_cli.media.images import read_image
-from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.attention import kept_blocks
 from hyimg_cli.models.common.spans import query_spans
 from hyimg_cli.models.protocols import DenoiseInput, GeneratedText, Prefill
 
@@ -46,16 +46,16 @@ def plain_latents(model: Any, job: Any, canvas: Any, sources: list[Any]) -> tupl
     for step in plan.schedule.steps():
         found = []
         for own in canvas.branches:
-            layout, buffer = own.layout, model.new_buffer(own.live_stop)
+            layout, buffer = own.layout, model.new_buffer()
             encoded = [one.rows for one in sources]
             prefill = Prefill(layout, own.ids, encoded, buffer, own.live_start)
             prefix_TM, rope_2TD, seen = network._entering(prefill)
+            spans = query_spans(own.live_start, own.live_stop, layout.full_spans)
+            (block,) = kept_blocks([(buffer, (*seen, *spans))])
             buffer.commit(own.live_start)
             branch = network.branch(layout, buffer)
             live = [DenoiseInput(latents_CYX, step, job.guidance_scale, [branch])]
             x_TM = torch.cat([prefix_TM, network._live_rows(live)[0]])
-            spans = query_spans(own.live_start, own.live_stop, layout.full_spans)
-            block = QueryBlock(buffer, (*seen.spans, *spans))
             rope_2TD = torch.cat([rope_2TD, branch.live_rope_2TD], dim=1)
             hidden_TM = network.model.through_layers(x_TM, rope_2TD, [block])
             rows += len(x_TM)
@@ -79,7 +79,7 @@ def test_it_equals_a_plain_twin_in_latents_and_in_counted_rows(
     model = CountedRows(Uncached(loaded), counted)
     branches, buffers = [], []
     for own in canvas.branches:
-        buffer = model.new_buffer(own.live_stop)
+        buffer = model.new_buffer()
         model.prefill([Prefill(own.layout, own.ids, sources, buffer, own.live_start)])
         branches.append(model.branch(own.layout, buffer))
         buffers.append(ref(buffer))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_rows import read
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +21,7 @@ from hyimg_cli.models.bagel.sequence import (
     SourcePlace,
     contexts,
 )
+from hyimg_cli.models.common.attention import kept_blocks
 from hyimg_cli.models.common.layers import RMSNorm, sinusoid
 from hyimg_cli.models.common.spans import Grid, QuerySpan
 from hyimg_cli.models.protocols import Context, DenoiseInput, Prefill
@@ -37,7 +39,9 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 @pytest.fixture(scope="module")
 def wide(loaded: Bagel) -> BagelNetwork:
     """The network in float64."""
-    return copy.deepcopy(loaded.network).double()
+    network = copy.deepcopy(loaded.network).double()
+    vars(network).pop("arena", None)  # its rows have the dtype of the weights
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +67,15 @@ def _live(branches: list[Any], noise: Tensor) -> DenoiseInput:
 @pytest.mark.parametrize("kind", ["gen", "und"])
 def test_a_layer(loaded: Bagel, golden: dict[str, Tensor], kind: str) -> None:
     """Nine cached tokens and ten new ones: an image block, of which only the markers are und."""
-    buffer = loaded.network.new_buffer(19)
-    buffer.write(1, 0, golden["layer.past_keys"], golden["layer.past_values"])
+    buffer = loaded.network.new_buffer()
+    buffer.reserve(9)
+    past = golden["layer.past_keys"], golden["layer.past_values"]
+    buffer.arena.storage.write(1, buffer.span(0, 9), *past)
+    buffer.commit(9)
     is_gen = [kind == "gen" and 0 < n < 9 for n in range(10)]
     positions = [7] * 10 if kind == "gen" else list(range(7, 17))
-    block = NewTokens(buffer, [QuerySpan(9, 19, kind == "und")], positions, is_gen)
+    (kept,) = kept_blocks([(buffer, [QuerySpan(9, 19, kind == "und")])])
+    block = NewTokens(kept, positions, is_gen)
     decoder = loaded.network.decoder
     rows = decoder.rows([block], torch.device("cpu"))
     parts = rows.from_tokens(golden[f"layer.{kind}.input"])
@@ -75,7 +83,7 @@ def test_a_layer(loaded: Bagel, golden: dict[str, Tensor], kind: str) -> None:
     out = stream + more
     torch.testing.assert_close(out, golden[f"layer.{kind}.output"], **CLOSE)
     if kind == "gen":
-        keys = buffer.read(1, 19)[0].transpose(0, 1)
+        keys = read(buffer, 1, 19)[0].transpose(0, 1)
         torch.testing.assert_close(keys, golden["layer.gen.keys"], **CLOSE)
 
 
@@ -206,7 +214,7 @@ def _filled(network: BagelNetwork, layout: BlockLayout, source: ImageRows) -> An
     """The noise branch behind a context that was prefilled block by block."""
     *blocks, noise = layout.blocks
     context = BlockLayout(MARKERS, layout.ids[: noise.start], tuple(blocks))
-    buffer = network.new_buffer(layout.length)
+    buffer = network.new_buffer()
     for block in context.blocks:
         network.prefill([Prefill(context, context.ids, [source], buffer, block.stop)])
     return network.branch(layout, buffer)
@@ -221,13 +229,13 @@ def test_block_by_block_is_one_masked_forward(
     (velocity,) = wide.velocities([_live([branch], noise)], (400, 401))
     _, expected = _one_forward(wide, layout, source, noise)
     torch.testing.assert_close(velocity[0], expected.float(), atol=1e-6, rtol=1e-6)
-    keys = branch.block.buffer.read(2, edit.full.length)[0].clone()
-    again = wide.new_buffer(edit.full.length)
+    keys = read(branch.buffer, 2, edit.full.length)[0].clone()
+    again = wide.new_buffer()
     wide.prefill([Prefill(edit.full, edit.full.ids, [source], again, edit.full.length)])
-    torch.testing.assert_close(keys, again.read(2, edit.full.length)[0], atol=1e-10, rtol=0)
+    torch.testing.assert_close(keys, read(again, 2, edit.full.length)[0], atol=1e-10, rtol=0)
     # In float64 all the way: the last state of a text behind everything.
     longer = edit.full.opening()
-    buffer = wide.new_buffer(longer.length + 8)
+    buffer = wide.new_buffer()
     state = wide.prefill([Prefill(longer, longer.ids, [source], buffer, longer.length)])[0]
     whole = longer.noise(Grid(2, 3))
     hidden, _ = _one_forward(wide, whole, source, noise)
@@ -240,10 +248,10 @@ def test_the_context_does_not_see_the_noise(
 ) -> None:
     layout = edit.full.noise(Grid(2, 3))
     branch = _filled(wide, layout, source)
-    before = branch.block.buffer.read(2, edit.full.length)[0].clone()
+    before = read(branch.buffer, 2, edit.full.length)[0].clone()
     first = wide.velocities([_live([branch], _noise())], (400, 401))[0]
     second = wide.velocities([_live([branch], _noise() + 1)], (400, 401))[0]
-    assert torch.equal(branch.block.buffer.read(2, edit.full.length)[0], before)
+    assert torch.equal(read(branch.buffer, 2, edit.full.length)[0], before)
     assert not torch.equal(first, second)
     assert torch.equal(first, wide.velocities([_live([branch], _noise())], (400, 401))[0])
 
@@ -254,8 +262,8 @@ def test_a_prefix_is_the_context_without_the_text(
 ) -> None:
     full = _filled(wide, edit.full.noise(Grid(2, 3)), source)
     layout = edit.without_text.noise(Grid(2, 3))
-    buffer = wide.new_buffer(layout.length)
-    buffer.copy_prefix(full.block.buffer, edit.without_text.length)
+    buffer = wide.new_buffer()
+    buffer.share_prefix(full.buffer, edit.without_text.length)
     view = wide.branch(layout, buffer)
     own = _filled(wide, layout, source)
     both = wide.velocities([_live([view, own], _noise())], (400, 401))[0]
@@ -279,9 +287,9 @@ def test_each_layer_has_two_sets(
 @torch.no_grad()
 def test_markers_are_no_latents(wide: BagelNetwork, source: ImageRows, edit: Any) -> None:
     branch = _filled(wide, edit.full.noise(Grid(2, 3)), source)
-    assert list(branch.block.is_gen) == [False, *[True] * 6, False]
+    assert list(branch.is_gen) == [False, *[True] * 6, False]
     expected = wide.velocities([_live([branch], _noise())], (400, 401))[0]
-    object.__setattr__(branch.block, "is_gen", [True] * 8)
+    object.__setattr__(branch, "is_gen", [True] * 8)
     found = wide.velocities([_live([branch], _noise())], (400, 401))[0]
     assert (found - expected).abs().max() > 1e-3
 
@@ -296,7 +304,7 @@ def test_rows_do_not_depend_on_their_company(loaded: Bagel) -> None:
         found = []
         for ids in texts:
             layout = BlockLayout(MARKERS).text(ids).opening()
-            buffer = network.new_buffer(64)
+            buffer = network.new_buffer()
             network.prefill([Prefill(layout, layout.ids, [], buffer, layout.length)])
             found.append(Context(list(layout.ids), buffer, None, layout))
         return network.feed([(one, [5]) for one in found])

@@ -170,30 +170,19 @@ def test_what_is_not_computed_again(bagel: Bagel, pictures: Picture) -> None:
     assert (thought.status, thought.branches[0].computed) == ("hit", 1)
 
 
-def test_the_context_without_the_text_is_a_view(bagel: Bagel, pictures: Picture) -> None:
-    """It lies in the full one's own keys and values: of three branches two have memory, and what
-    the text takes is all that is held twice. Equal to the bit with each in its own.
-    """
+def test_what_branches_share_is_held_once(bagel: Bagel, pictures: Picture) -> None:
+    """The context without the text is the beginning of the full one: the same pages."""
     edit = replace(JOB, task="it2i", images=(pictures("RGB"),), size=SizeRequest())
-    thought = replace(JOB, bot_task="think", text=TextSampling(0.0, 0, 1.0, 9))
-    for job, memories in ((edit, 2), (JOB, 1), (thought, 1)):
+    for job in (edit, JOB):
         seen: dict[int, Any] = {}
         bagel.velocities = lambda live, seen=seen: (  # type: ignore[method-assign]
-            seen.update({id(b): b.block.buffer for one in live for b in one.branches})
+            seen.update({id(b): b.buffer for one in live for b in one.branches})
             or Bagel.velocities(bagel, live)
         )
-        lent = Runs(bagel).one(job)
-        buffers = list(seen.values())
-        places = {keys.data_ptr(): keys for one in buffers for keys in one.keys_HSD}
-        assert len(places) == memories * len(bagel.layer_devices)
-        kept = sum(one._own[1].length for one in buffers if one._own)
-        rows = kept + sum({id(one.keys_HSD): one.capacity for one in buffers}.values())
+        Runs(bagel).one(job)
+        pages = {page for buffer in seen.values() for page in buffer.pages}
         count = bagel.prompter.count(job, [Size(112, 80)] * len(job.images), 9)
-        if job is not thought:
-            assert rows == count.kv_rows
-        vars(bagel)["aliases_prefixes"] = False
-        assert torch.equal(latents(Runs(bagel).one(job)), latents(lent))
-        vars(bagel).pop("aliases_prefixes")
+        assert 0 <= len(pages) * bagel.arena.page - count.kv_rows < len(seen) * bagel.arena.page
 
 
 def test_it_draws_while_others_still_write(bagel: Bagel) -> None:

@@ -14,7 +14,7 @@ from models.diffusers_image.test_settings import LAYERS, draw, editor, lora
 from PIL import Image
 
 from hyimg_cli.journal.journal import RunFolder
-from hyimg_cli.kv.buffer import Slice
+from hyimg_cli.kv.slices import Slice
 from hyimg_cli.kv.tree import KVTree
 from hyimg_cli.manifest.manifest import read_manifest
 from hyimg_cli.measure.bench.budget import PIXEL_METRICS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from masks import visibility
 
-from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.attention import canvas_block, kept_blocks
 from hyimg_cli.models.common.spans import Grid, query_spans
 from hyimg_cli.models.hunyuan_image3.rope import positions, rope
 from hyimg_cli.models.hunyuan_image3.sequence import ImageBlock
@@ -59,12 +59,13 @@ def test_attention_by_pieces_equals_one_masked_softmax(small_network: Any, cut: 
         q, k, v, attn_mask=_dense(length, spans), enable_gqa=True
     )
     expected = attention.o_proj(dense[0].transpose(0, 1).flatten(1))
-    buffer = small_network.new_buffer(length)
+    buffer = small_network.new_buffer()
     parts = []
     for start, stop in ((0, cut), (cut, length)):
         piece = angles[:, start:stop]
-        query_block = QueryBlock(buffer, query_spans(start, stop, spans))
-        parts.append(attention(x[start:stop], piece, [query_block]))
+        blocks_of_piece = kept_blocks([(buffer, query_spans(start, stop, spans))])
+        parts.append(attention(x[start:stop], piece, blocks_of_piece))
+        buffer.commit(stop)
     torch.testing.assert_close(torch.cat(parts), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -74,16 +75,17 @@ def test_stretches_of_unequal_length_do_not_mix(small_network: Any) -> None:
     width = small_network.arch.hidden_size
     together, alone, rows, angles = [], [], [], []
     for prefix in (3, 12):
-        pair = [small_network.new_buffer(prefix + 4) for _ in range(2)]
+        pair = [small_network.new_buffer() for _ in range(2)]
         fill = torch.randn(prefix, width)
         fill_angles = rope(positions(prefix, ()), head_dim=attention.head_dim, theta=10000.0)
         for buffer in pair:
-            attention(fill, fill_angles, [QueryBlock(buffer, query_spans(0, prefix, ()))])
+            attention(fill, fill_angles, kept_blocks([(buffer, query_spans(0, prefix, ()))]))
+            buffer.commit(prefix)
         live = torch.randn(4, width)
         live_angles = rope(
             positions(prefix + 4, ())[prefix:], head_dim=attention.head_dim, theta=10000.0
         )
-        query_blocks = [QueryBlock(b, query_spans(prefix, prefix + 4, ())) for b in pair]
+        query_blocks = [canvas_block(b, query_spans(prefix, prefix + 4, ())) for b in pair]
         alone.append(attention(live, live_angles, query_blocks[:1]))
         together.append(query_blocks[1])
         rows.append(live)

@@ -19,7 +19,7 @@ def test_a_network_draws_and_writes_the_same(small_folder: Path) -> None:
     assert outside.cache.count > 0
     hidden = []
     for network in networks:
-        buffer = network.new_buffer(80)
+        buffer = network.new_buffer()
         runs = [list(range(70)), *([n] for n in range(5))]
         with torch.no_grad():
             hidden.append(torch.stack([network.feed([(ids, buffer)])[0] for ids in runs]))

@@ -116,14 +116,14 @@ def test_a_pass_over_a_filled_cache_and_its_clean_pass(golden: LingBotWorld) -> 
     network = golden.networks[0]
     clip = network.clip(text, [825, 0], chunks=4, rows=4, columns=6)
     for layer in range(golden.shape.num_layers):
-        clip.cache.keys_HSD[layer].copy_(given["filled.cache_k_before"][layer].transpose(0, 1))
-        clip.cache.values_HSD[layer].copy_(given["filled.cache_v_before"][layer].transpose(0, 1))
+        for side, name in zip(clip.cache[layer], ("cache_k", "cache_v"), strict=True):
+            side[0].copy_(given[f"filled.{name}_before"][layer].transpose(0, 1))
     network.begin(clip, given["filled.plucker"][None])
     for number, name in enumerate(("filled", "clean")):
         taken = torch.cat([given[f"{name}.x"], given["filled.y"]])[None]
         velocity = network(clip, 2, number, taken)
         assert worst(velocity[0], given[f"{name}.velocity"]) < 5e-5
-    keys = torch.stack(clip.cache.keys_HSD).transpose(1, 2)
+    keys = torch.stack([keys[0] for keys, _ in clip.cache]).transpose(1, 2)
     assert worst(keys, given["clean.cache_k_after"]) < 5e-5
 
 
@@ -145,7 +145,7 @@ def test_a_clip_from_prompt_picture_and_poses_to_frames(
     assert worst(latents, NUMBERS["clip.final_latents"]) < 5e-5
     # 4 chunks of 4 passes and a clean one; of the last its K/V are those of its fourth.
     assert denoiser.steps == len(made) == 4 * 5 - 1
-    keys = torch.stack(denoiser.clip.cache.keys_HSD).transpose(1, 2)
+    keys = torch.stack([keys[0] for keys, _ in denoiser.clip.cache]).transpose(1, 2)
     assert worst(keys[:, :54], NUMBERS["clip.cache_k"][:, 0, :54]) < 5e-5
     frames = np.concatenate(list(golden.decode_latents(latents))).astype(int)
     off = abs(frames - NUMBERS["clip.frames"].numpy())

@@ -1,4 +1,4 @@
-"""`decode_attention` in Triton, by pointers.
+"""`decode_attention` in Triton, by tables of pages.
 
 `decode_attention.plain_decode` documents the call. TRITON_INTERPRET=1 runs it on a CPU.
 """
@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, KVPointers
+from hyimg_cli.kernels.decode_attention import BLOCK, RUNS, PagedRows
 
 
-def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers) -> Tensor:
+def paged_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: PagedRows) -> Tensor:
     """Return the attention [R, H, D] of one token a row: see `plain_decode`, its twin.
 
     K/V in memory have the dtype of `k`; the head width is a power of two.
@@ -22,9 +22,9 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers
     q_RHD, k_RKD = q_RHD.contiguous(), k_RKD.contiguous()
     assert v_RKD.stride(2) == 1, "a value's numbers lie side by side"
     _put[(count, kv_heads)](
-        k_RKD, v_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
+        k_RKD, v_RKD, rows.pointers_2, rows.pages_RP, rows.length_R, rows.pages_RP.stride(0),
         # Values may still be in rows of the fused projection.
-        v_RKD.stride(0), v_RKD.stride(1), KV_HEADS=kv_heads, WIDTH=width,
+        v_RKD.stride(0), v_RKD.stride(1), KV_HEADS=kv_heads, WIDTH=width, PAGE=rows.page,
         enable_fp_fusion=True,
     )  # fmt: skip
     sums = q_RHD.new_empty(count, heads, RUNS, width, dtype=torch.float32)
@@ -33,9 +33,9 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers
     # A matrix product in Triton has at least 16 rows, and a kv head has fewer query heads.
     held = max(16, triton.next_power_of_2(group))
     _partial[(count, kv_heads, RUNS)](
-        q_RHD, k_RKD, rows.keys_ptr_R, rows.values_ptr_R, rows.heads_R, rows.length_R,
+        q_RHD, k_RKD, rows.pointers_2, rows.pages_RP, rows.length_R, rows.pages_RP.stride(0),
         sums, ends[0], ends[1], width**-0.5,
-        KV_HEADS=kv_heads, GROUP=group, HELD=held, WIDTH=width,
+        KV_HEADS=kv_heads, GROUP=group, HELD=held, WIDTH=width, PAGE=rows.page,
         RUNS=RUNS, BLOCK=BLOCK, enable_fp_fusion=True,
     )  # fmt: skip
     out_RHD = torch.empty_like(q_RHD)
@@ -48,16 +48,18 @@ def pointer_decode(q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, rows: KVPointers
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _put(  # type: ignore[no-untyped-def]
-    k, v, keys_ptr, values_ptr, heads, length, row_step, head_step,
-    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr,
+    k, v, pointers, pages, length, table_step, row_step, head_step,
+    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, WIDTH)
-    slot = head * tl.load(heads + row) + tl.load(length + row)
+    at = tl.load(length + row)
+    slot = tl.load(pages + row * table_step + at // PAGE) * PAGE + at % PAGE
+    slot = slot * KV_HEADS + head
     own = (row * KV_HEADS + head) * WIDTH + column
     kind = tl.pointer_type(k.dtype.element_ty)
-    keys = tl.multiple_of(tl.load(keys_ptr + row).to(kind), 16)
-    values = tl.multiple_of(tl.load(values_ptr + row).to(kind), 16)
+    keys = tl.multiple_of(tl.load(pointers).to(kind), 16)
+    values = tl.multiple_of(tl.load(pointers + 1).to(kind), 16)
     tl.store(keys + slot * WIDTH + column, tl.load(k + own))
     value = tl.load(v + row * row_step + head * head_step + column)
     tl.store(values + slot * WIDTH + column, value)
@@ -65,9 +67,9 @@ def _put(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _partial(  # type: ignore[no-untyped-def]
-    q, k, keys_ptr, values_ptr, heads, length, sums, largest, weight, scale,
+    q, k, pointers, pages, length, table_step, sums, largest, weight, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr,
-    RUNS: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, RUNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend to one run of a row's slots with one kv head's query heads.
 
@@ -79,9 +81,8 @@ def _partial(  # type: ignore[no-untyped-def]
     start = run * share
     stop = tl.minimum(start + share, count)
     kind = tl.pointer_type(k.dtype.element_ty)
-    base = head * tl.load(heads + row) * WIDTH
-    keys = tl.multiple_of(tl.load(keys_ptr + row).to(kind), 16) + base
-    values = tl.multiple_of(tl.load(values_ptr + row).to(kind), 16) + base
+    keys = tl.multiple_of(tl.load(pointers).to(kind), 16)
+    values = tl.multiple_of(tl.load(pointers + 1).to(kind), 16)
     column = tl.arange(0, WIDTH)
     query = tl.arange(0, HELD)
     first = (row * KV_HEADS + head) * GROUP
@@ -92,8 +93,10 @@ def _partial(  # type: ignore[no-untyped-def]
     total = tl.zeros((HELD,), tl.float32)
     mixed = tl.zeros((HELD, WIDTH), tl.float32)
     for begin in range(start, stop, BLOCK):
-        slot = begin + tl.arange(0, BLOCK)
-        is_slot = slot < stop
+        token = begin + tl.arange(0, BLOCK)
+        is_slot = token < stop
+        page = tl.load(pages + row * table_step + token // PAGE, mask=is_slot, other=0)
+        slot = (page * PAGE + token % PAGE) * KV_HEADS + head
         from_ = slot[:, None] * WIDTH + column[None, :]
         tile = tl.load(keys + from_, mask=is_slot[:, None], other=0.0)
         scores = tl.dot(own, tl.trans(tile), input_precision="ieee") * scale
