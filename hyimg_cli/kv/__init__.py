@@ -1,1 +1,1 @@
-"""Keys and values: which prefixes are shared (segments, tree), and their memory (buffer)."""
+"""Keys and values: which prefixes are shared (segments, tree), and their memory (arena, buffer)."""
