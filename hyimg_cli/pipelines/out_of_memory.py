@@ -62,7 +62,7 @@ class MemoryPolicy:
         """`drop` frees what is kept for other jobs; `kept` names it in messages."""
         self.most = most
         self._drop, self._kept = drop, kept
-        # Requests for which `drop` was called, and which have not waited for others since.
+        # Requests for which `drop` was called, and which have neither got on nor waited since.
         self._dropped_for = WeakSet[Request[Any]]()
 
     def attempt(
@@ -82,6 +82,8 @@ class MemoryPolicy:
         with Attempt() as tried:
             yield from stage(*batch)
         if tried.error is None:
+            # What is kept by now, may be of the batch itself, can be dropped for it again.
+            self._dropped_for -= {*batch}
             return
         half = len(batch) // 2
         remedy = self.remedy(tried.error, batch, kind=kind, can_wait=requeue is not None)
@@ -138,7 +140,7 @@ class MemoryPolicy:
         return remedy
 
     def was_short_for(self, request: Request[Any]) -> bool:
-        """True if a request alone ran out of memory, and has not waited for others since."""
+        """True if a request alone ran out of memory, and has neither got on nor waited since."""
         return request in self._dropped_for
 
     def limit(self, kind: SharedStage, count: int) -> None:

@@ -59,7 +59,7 @@ def twin(family: Any, layout: Any, ids: list[int], end: ImageRequest) -> list[in
     """The most likely tokens after a prompt; nothing is kept from one to the next."""
     found = list[int]()
     while len(found) < TOKENS:
-        buffer = family.new_buffer(len(ids) + TOKENS)
+        buffer = family.new_buffer()
         (hidden,) = family.prefill([Prefill(layout, ids, end.sources, buffer, len(ids))])
         context = Context([*ids], buffer, hidden, layout)
         if found:

@@ -310,9 +310,12 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
     part: float,
 ) -> None:
-    """Room for the K/V of so many jobs in all. And a picture is decoded where nothing else holds
-    any.
+    """Room for the K/V of so many jobs in all, where others hold some, too. And a picture is decoded
+    where nothing else holds any.
     """
+    chance, others = random.Random(0), [family.new_buffer() for _ in range(60)]
+    for other in others:
+        other.reserve(chance.randrange(1, 60))
     limit_slots(monkeypatch, family, mixed[:12], part)
     buffers, decode = _Buffers(monkeypatch, family), family.decode_latents
 

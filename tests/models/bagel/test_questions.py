@@ -120,7 +120,7 @@ def test_the_answer_of_a_twin_that_keeps_nothing(
     is_cut = done.answer is not None and done.answer.finish == "length"
     written, found = list(done.text.ids[1 : -1 if is_cut else None]), list[int]()
     while len(found) < len(written):
-        buffer = bagel.new_buffer(len(ids) + 8)
+        buffer = bagel.new_buffer()
         (hidden,) = bagel.prefill([Prefill(layout, ids, done.sources, buffer, len(ids))])
         context = Context([*ids], buffer, hidden, layout)
         if found:
