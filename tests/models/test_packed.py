@@ -74,8 +74,6 @@ class Scene:
                 buffer.reserve(min(length, (part + 1) * CPU_PAGE))
         for buffer, length in zip(self.buffers, lengths, strict=True):
             buffer.commit(length)
-        for side in (storage.keys_SKD[0], storage.values_SKD[0]):
-            side.normal_()
 
     def canvases(self, full: int = 10) -> list[QueryBlock]:
         """A row that is causal, then a picture that sees all: branches as they are denoised."""
@@ -133,6 +131,8 @@ def _difference(blocks: list[QueryBlock], takes_full: bool, padding: int = 0) ->
     packing = packed(PackedAttention(twin, takes_full), blocks)
     assert isinstance(packing, Packing)
     storage = blocks[0].storage
+    for side in (storage.keys_SKD[0], storage.values_SKD[0]):
+        side.normal_()  # also what is behind a text in its page, which nobody may see
     found = []
     for attend in (
         partial(packing.attend, masked_attention, 0),
