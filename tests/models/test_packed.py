@@ -215,3 +215,35 @@ def test_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         assert packed_attention_of(gpu, HALF) is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["canvases", "prefixes", "texts"])
+def test_ten_lengths_share_two_graphs(kind: str) -> None:
+    """Of sequences in as many runs of pages; the kernel is an operation without numbers."""
+    counts, graphs = list[int](), list[Any]()
+
+    def attend(packing: Packing, *rows: Tensor) -> Tensor:
+        return packing.attend(masked_attention, 0, *rows)
+
+    def compiled(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def shaped(query: Tensor, keys: Tensor, *_: Any, **__: Any) -> Tensor:
+        return query + keys.flatten()[0]
+
+    torch._dynamo.reset()
+    whole = torch.compile(attend, fullgraph=True, backend=compiled)
+    for number in range(10):
+        scene = Scene(40 + 8 * number)
+        blocks = scene.canvases(20 + 7 * number) if kind == "canvases" else getattr(scene, kind)()
+        packing = packed(PackedAttention(shaped, True), blocks)
+        assert isinstance(packing, Packing)
+        packing._told(CPU)
+        [block.seen for block in blocks]
+        with torch.no_grad():
+            whole(packing, *_rows(blocks))
+        counts.append(len(graphs))
+    torch._dynamo.reset()
+    assert 0 < counts[1] == counts[-1] <= 2, counts
