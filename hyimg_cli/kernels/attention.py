@@ -7,6 +7,7 @@ otherwise each sees all.
 # Legend: T new token, H query head, K kv head, D head width, S slot
 import logging
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from torch.nn import functional as F
 
 _LOG = logging.getLogger(__name__)
 SpanAttention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
+_HOPPER, _AMPERE = 9, 8
+# Earlier `varlen_attn` has no pages, or no `num_splits` without another library.
+_PACKED_SINCE = "2.15"
+
+
+class PackedAttention(NamedTuple):
+    """torch's `varlen_attn`: many spans in one call; `takes_full`: also those that are full."""
+
+    varlen: Callable[..., Any]
+    takes_full: bool
 
 
 def attention_of(device: torch.device) -> SpanAttention:
@@ -21,24 +32,45 @@ def attention_of(device: torch.device) -> SpanAttention:
     return fused_attention if device.type == "cuda" else masked_attention
 
 
+def packed_attention_of(device: torch.device, dtype: torch.dtype) -> PackedAttention | None:
+    """Return the attention of many spans in one call, or None; called once, as `attention_of`.
+
+    It is flash attention: `num_splits=1`, without which a row's bits depend on other rows, is
+    refused by cuDNN. So full spans are left to cuDNN's kernel where torch takes it.
+    """
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16) or torch.version.hip:
+        return None
+    if torch.cuda.get_device_capability(device)[0] < _AMPERE:
+        return None
+    if torch.__version__ < _PACKED_SINCE:
+        return None
+    from torch.nn.attention.varlen import varlen_attn
+
+    return PackedAttention(varlen_attn, not _takes_cudnn(device, dtype))
+
+
 def warn_of_slow_kernel(device: torch.device, dtype: torch.dtype) -> None:
     """Warn on a Hopper GPU if attention will not use cuDNN's kernel.
 
     By published figures the next one takes about 2 ms more per layer at the released size.
     """
-    if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] != 9:
+    if dtype != torch.bfloat16 or torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return
-    from torch.nn.attention import SDPBackend
-
-    q_1HTD = torch.empty(1, 8, 256, 128, dtype=dtype, device=device)
-    k_1KSD = q_1HTD[:, :2]
-    # Ask what torch chooses, not what could run: it rejects cuDNN versions that are not sound.
-    choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
-    if choice != SDPBackend.CUDNN_ATTENTION.value:
+    if not _takes_cudnn(device, dtype):
         _LOG.warning(
             "attention does not use cuDNN's kernel (cuDNN %s, torch %s): it works, but is slower",
             torch.backends.cudnn.version(), torch.__version__,
         )  # fmt: skip
+
+
+def _takes_cudnn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether torch takes cuDNN's kernel: not what could run, as some are not sound."""
+    from torch.nn.attention import SDPBackend
+
+    q_1HTD = torch.empty(1, 8, 256, 128, dtype=dtype, device=device)
+    k_1KSD = q_1HTD[:, :2]
+    choice = torch._fused_sdp_choice(q_1HTD, k_1KSD, k_1KSD, enable_gqa=True)
+    return bool(choice == SDPBackend.CUDNN_ATTENTION.value)
 
 
 def masked_attention(

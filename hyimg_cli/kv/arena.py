@@ -24,7 +24,8 @@ from hyimg_cli.kv.pages import Pages
 from hyimg_cli.kv.slices import Slice
 
 # Rows of a page. A prefix that ends within a page takes all of it; small models are run on CPUs.
-CPU_PAGE, GPU_PAGE = 4, 64
+# Flash attention reads pages of 256 rows, or multiples.
+CPU_PAGE, GPU_PAGE = 4, 256
 # A storage grows by at least one part in so many.
 _GROWTH = 16
 # More runs than this are read by an index.

@@ -11,9 +11,9 @@
     decode   the contexts of the others                            one picture in the VAE
 
 Rows that several hold are counted once: a branch shares those of its context, and of the branch
-before it. The canvas is in no page; attention joins it to its prefix, one layer and one branch at a
-time. The largest moment counts. If images are encoded while the model works, that adds to any of
-them.
+before it. The canvas is in no page; attention joins it to its prefix, one layer at a time, of all
+branches where they are one call. The largest moment counts. If images are encoded while the model
+works, that adds to any of them.
 Weights and K/V are exact. Activations are compared with the count of
 `tests/engine/test_fake_gpu.py` without a GPU: up to a tenth above it. The libraries' own memory (a
 GPU's context, workspaces, an allocator's gaps, the nodes of CUDA graphs) is not included.
@@ -53,7 +53,7 @@ class JobBytes(NamedTuple):
 
     K/V of its `context` while it thinks and of its `branches` while it draws, and of `both` in
     addition while they are built if they share nothing; activations of a denoise `step`, of its
-    longest `prefill`, and of the keys and values of a branch `joined` in one layer.
+    longest `prefill`, and of the keys and values of its branches `joined` in one layer.
     """
 
     context: int = 0
@@ -121,6 +121,7 @@ class Needs:
         drawn = others * share.context + drawing * share.branches + share.both
         forward = share.joined + self.forward.fixed
         at_work = max(drawing * share.step, share.prefill) + forward
+        at_work += (drawing - 1) * share.joined
         opening = max(share.prefill + forward, self.encode)
         moments = {
             "think": (alive * share.context, opening),
@@ -205,7 +206,7 @@ def _share(job: ImageJob, config: RunConfig, kv: int, layers: int, row: int) -> 
         step=tokens.branches * tokens.step_rows * row,
         prefill=tokens.positive * row,
         both=0 if is_shared else context * kv,
-        joined=(tokens.positive + tokens.step_rows) * kv // layers,
+        joined=tokens.branches * (tokens.positive + tokens.step_rows) * kv // layers,
     )
 
 

@@ -310,7 +310,7 @@ def test_jobs_wait_and_begin_anew_where_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
     part: float,
 ) -> None:
-    """Room for the K/V of so many jobs in all, where others hold some, too. And a picture is decoded
+    """Room for the K/V of so many jobs in all, beside what others hold. And a picture is decoded
     where nothing else holds any.
     """
     chance, others = random.Random(0), [family.new_buffer() for _ in range(60)]

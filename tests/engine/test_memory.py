@@ -73,7 +73,8 @@ def test_a_context_is_as_large_as_its_rows(
     ):
         assert needs([one], family.card, config).share.both > 0
     row, layers = 2 * family.card.activations["cpu"].row, len(family.layer_devices)
-    assert share.joined * layers == (share.prefill + share.step // 2) // row * row_bytes
+    rows = (share.prefill + share.step // 2) // row
+    assert share.joined * layers == 2 * rows * row_bytes, "of both branches"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_other_moments_can_be_the_widest() -> None:
     assert few.kv == 10 + 4 * 30, "five jobs: one that waits"
     unshared = replace(LARGE, share=LARGE.share._replace(both=10, joined=7))
     assert unshared.widest(Together(16, 4)).kv == 16 * 10 + 4 * 30
-    assert unshared.widest(Together(16, 4)).activations == 4 * 20 + 7
+    assert unshared.widest(Together(16, 4)).activations == 4 * (20 + 7)
 
 
 def test_graphs_keep_a_steps_memory() -> None:

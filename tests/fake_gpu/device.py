@@ -81,7 +81,7 @@ class FakeGpu(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         # What a tensor says of itself (prim) touches no memory.
-        if op.namespace == "aten":
+        if op.namespace in ("aten", "torch_attn"):
             self._note_strays(args, kwargs)
             self._note_launch(op, args, kwargs)
         if op is _OPS._local_scalar_dense.default:
@@ -211,6 +211,8 @@ class FakeGpu(TorchDispatchMode):
         if name in _STARTS_NONE or not any(one.device.type == "cuda" for one in given):
             return
         self.launches += 1
+        if op.namespace == "torch_attn":  # of many spans: never with a mask
+            self.attention[name] += 1
         if name.startswith("_scaled_dot_product"):
             self.attention[name] += 1
             has_mask = len(args) > 3 and _is_tensor(args[3])

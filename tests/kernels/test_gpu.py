@@ -1,13 +1,15 @@
 """Each kernel against its plain twin on a GPU, at shapes that take every way through it."""
 
 import importlib.util
+from collections.abc import Sequence
+from itertools import accumulate
 
 import pytest
 import torch
 from kernels import cases
 from masks import plain_attention
 
-from hyimg_cli.kernels.attention import fused_attention
+from hyimg_cli.kernels.attention import fused_attention, packed_attention_of
 from hyimg_cli.kernels.captures import waits_are_errors
 from hyimg_cli.kernels.choice import ByRows, experts_of
 from hyimg_cli.kernels.experts import (
@@ -19,6 +21,7 @@ from hyimg_cli.kernels.experts import (
 )
 from hyimg_cli.kernels.ops import PLAIN
 from hyimg_cli.kernels.transfer import current
+from hyimg_cli.kv.arena import GPU_PAGE
 
 pytestmark = [
     pytest.mark.gpu,
@@ -157,3 +160,48 @@ def test_attention_of_a_row(dtype: torch.dtype, queries: int, slots: int, is_cau
     keys, values = torch.randn(2, 8, slots, 128, dtype=dtype, device="cuda")
     expected = plain_attention(q, keys, values, is_causal)
     assert cases.relative(fused_attention(q, keys, values, is_causal), expected) < 1e-2
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("is_paged", [True, False])
+def test_attention_of_many_rows_in_one_call(is_paged: bool, is_causal: bool) -> None:
+    """As one call each; and a row's bits are those of a call for it alone."""
+    found = packed_attention_of(torch.device("cuda:0"), torch.bfloat16)
+    if found is None:
+        pytest.skip("this GPU or this torch has no varlen_attn with pages")
+    queries, slots = (1, 300, 7), (700, 300, 260)
+    q = torch.randn(sum(queries), 32, 128, dtype=torch.bfloat16, device="cuda")
+    width = 3 * GPU_PAGE
+    keys, values = torch.randn(2, 3 * width, 8, 128, dtype=torch.bfloat16, device="cuda")
+    starts = [0, *accumulate(queries)]
+
+    def numbers(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+    def call(rows: Sequence[int]) -> torch.Tensor:
+        own = torch.cat([q[starts[row] : starts[row + 1]] for row in rows])
+        sides = [keys.view(-1, GPU_PAGE, 8, 128), values.view(-1, GPU_PAGE, 8, 128)]
+        pages = numbers([3 * row + page for row in rows for page in range(3)]).view(-1, 3)
+        if not is_paged:
+            sides, pages = (
+                [
+                    torch.cat([side[width * row : width * (row + 1)] for row in rows])
+                    for side in (keys, values)
+                ],
+                None,
+            )
+        return found.varlen(
+            own, *sides, numbers([0, *accumulate(queries[row] for row in rows)]),
+            numbers([width * number for number in range(len(rows) + 1)]),
+            max(2, *(queries[row] for row in rows)), max(slots[row] for row in rows),
+            window_size=(-1, 0) if is_causal else (-1, -1), enable_gqa=True,
+            seqused_k=numbers([slots[row] for row in rows]), block_table=pages, num_splits=1,
+        )  # fmt: skip
+
+    together = call(range(3)).split(queries)
+    for row, ours in enumerate(together):
+        first = width * row
+        sides = (side[first : first + slots[row]].transpose(0, 1) for side in (keys, values))
+        expected = plain_attention(q[starts[row] : starts[row + 1]], *sides, is_causal)
+        assert cases.relative(ours, expected) < 1e-2
+        assert torch.equal(ours, call([row]))

@@ -16,12 +16,19 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from hyimg_cli.kernels.attention import SpanAttention, attention_of, masked_attention
+from hyimg_cli.kernels.attention import (
+    PackedAttention,
+    SpanAttention,
+    attention_of,
+    masked_attention,
+    packed_attention_of,
+)
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.bagel.config import DecoderShape
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 from hyimg_cli.models.common.layers import FusedPart, RMSNorm, choose_ops, rope_rows
+from hyimg_cli.models.common.packed import Packing, packed
 
 _GEN = "_moe_gen"
 
@@ -50,7 +57,7 @@ class KindRows:
     counts: tuple[int, ...]
     row_T: Tensor | None
     ropes: Parts
-    blocks: Sequence[QueryBlock]
+    blocks: Sequence[QueryBlock] | Packing
 
     def to_tokens(self, parts: Parts) -> Tensor:
         x_RM = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -135,7 +142,11 @@ class PairedAttention(InPairs):
 
     def forward(self, x: Parts, rows: KindRows) -> Parts:
         q_THD, k_TKD, v_TKD = self.project(x, rows)
-        seen_THD = attend_blocks(self.span_attention, self.layer, rows.blocks, q_THD, k_TKD, v_TKD)
+        attention, blocks = self.span_attention, rows.blocks
+        if isinstance(blocks, Packing):
+            seen_THD = blocks.attend(attention, self.layer, q_THD, k_TKD, v_TKD)
+        else:
+            seen_THD = attend_blocks(attention, self.layer, blocks, q_THD, k_TKD, v_TKD)
         return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)))
 
     def project(self, x: Parts, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:
@@ -193,11 +204,13 @@ class PairedDecoder(InPairs):
         self.pair("norm", lambda: RMSNorm(arch.hidden_size, arch.rms_norm_eps))
         self.head_dim, self.theta = arch.head_dim, arch.rope_theta
         self.rows_seen, self.row_multiple = 0, 1
+        self.packed_attention: PackedAttention | None = None
 
     def choose_kernels(self) -> None:
         """Choose the kernels for the weights' device; called once the weights are in place."""
         device = self.embed_tokens.weight.device
         choose_ops(self, device)
+        self.packed_attention = packed_attention_of(device, self.embed_tokens.weight.dtype)
         for layer in self.layers:
             layer.self_attn.span_attention = attention_of(device)
 
@@ -228,7 +241,7 @@ class PairedDecoder(InPairs):
             )
             row_T = sent(row_T, device)
         rope_2RD = rope(sent(position_T, device), self.head_dim, self.theta)
-        blocks = [tokens.block for tokens in new]
+        blocks = packed(self.packed_attention, [tokens.block for tokens in new])
         return KindRows(counts, row_T, rope_2RD.split(counts, dim=1), blocks)
 
 

@@ -159,6 +159,7 @@ class LedTransformer(Transformer):
         nn.Module.__init__(self)
         self.wte, self.layers, self.ln_f = own.wte, own.layers, own.ln_f
         self.rows_seen, self.row_multiple = own.rows_seen, own.row_multiple
+        self.packed_attention = own.packed_attention
         self._arena, self._pool, self._ranks, self._sets = arena, pool, ranks, sets
 
     def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:

@@ -9,13 +9,20 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hyimg_cli.kernels.attention import SpanAttention, attention_of, masked_attention
+from hyimg_cli.kernels.attention import (
+    PackedAttention,
+    SpanAttention,
+    attention_of,
+    masked_attention,
+    packed_attention_of,
+)
 from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.decode_attention import DecodeAttention, PagedRows
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
 from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 from hyimg_cli.models.common.layers import FusedPart, RMSNorm, choose_ops
+from hyimg_cli.models.common.packed import Packing, packed
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Moe
 
@@ -26,6 +33,9 @@ class DecodeBatch:
 
     of_layer: Callable[[int], PagedRows]
     attend: DecodeAttention
+
+
+NewTokens = Sequence[QueryBlock] | Packing | DecodeBatch
 
 
 class Transformer(nn.Module):
@@ -43,6 +53,7 @@ class Transformer(nn.Module):
         self.ln_f = RMSNorm(arch.hidden_size, arch.rms_norm_eps)
         self.rows_seen = 0
         self.row_multiple = 1
+        self.packed_attention: PackedAttention | None = None
 
     def forward(self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]) -> Tensor:
         """Return the residual stream [T, M] after the last layer, without the final norm."""
@@ -51,7 +62,8 @@ class Transformer(nn.Module):
         # Rows of zeros after the real ones belong to no query block: only products see them.
         if missing := padding(rows, self.row_multiple):
             x_TM, rope_2TD = (F.pad(each, (0, 0, 0, missing)) for each in (x_TM, rope_2TD))
-        return self.through_layers(x_TM, rope_2TD, query_blocks)[:rows]
+        new = packed(self.packed_attention, query_blocks)
+        return self.through_layers(x_TM, rope_2TD, new)[:rows]
 
     def branches(
         self, x_TM: Tensor, rope_2TD: Tensor, query_blocks: Sequence[QueryBlock]
@@ -66,11 +78,11 @@ class Transformer(nn.Module):
             layer.self_attn.span_attention = attention_of(device)
             layer.mlp.compute = experts_of(layer.mlp.stacks)
             choose_ops(layer, device)
-        choose_ops(self.ln_f, self.ln_f.weight.device)
+        weight = self.ln_f.weight
+        choose_ops(self.ln_f, weight.device)
+        self.packed_attention = packed_attention_of(weight.device, weight.dtype)
 
-    def through_layers(
-        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | DecodeBatch
-    ) -> Tensor:
+    def through_layers(self, x_TM: Tensor, rope_2TD: Tensor, new: NewTokens) -> Tensor:
         """Return the stream after the last layer; counts nothing, so graphs can replay it."""
         pending_residual_TM: Tensor | None = None
         for layer in self.layers:
@@ -94,13 +106,13 @@ class Attention(FusedPart):
         # The kernels of the layer's device are set once the weights are in place.
         self.span_attention: SpanAttention = masked_attention
 
-    def forward(
-        self, x_TM: Tensor, rope_2TD: Tensor, new: Sequence[QueryBlock] | DecodeBatch
-    ) -> Tensor:
+    def forward(self, x_TM: Tensor, rope_2TD: Tensor, new: NewTokens) -> Tensor:
         """Return the attention output [T, M] of the new tokens, one after another in `x_TM`."""
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope_2TD)
         if isinstance(new, DecodeBatch):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
+        elif isinstance(new, Packing):
+            seen_THD = new.attend(self.span_attention, self.layer, q_THD, k_TKD, v_TKD)
         else:
             seen_THD = attend_blocks(self.span_attention, self.layer, new, q_THD, k_TKD, v_TKD)
         return self.o_proj(seen_THD.flatten(1))
@@ -133,7 +145,7 @@ class DecoderLayer(nn.Module):
         x_TM: Tensor,
         pending_residual_TM: Tensor | None,
         rope_2TD: Tensor,
-        new: Sequence[QueryBlock] | DecodeBatch,
+        new: NewTokens,
     ) -> tuple[Tensor, Tensor]:
         """Return the stream `x`, and what is still to be added to it.
 

@@ -1,0 +1,202 @@
+"""Attend all query blocks of a forward in at most two calls a layer, by torch's `varlen_attn`.
+
+Causal spans are one call, full spans another. Rows in pages are read where they are, by a table of
+pages; canvases are packed behind their prefixes, one branch after another. What the calls are told
+is made once a forward, and sent without waiting.
+"""
+
+# Legend: T new token (all blocks' rows, one after another), H query head, K kv head, D head width,
+# S slot, N span of one kind, P page
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import torch
+from torch import Tensor
+
+from hyimg_cli.kernels.attention import PackedAttention, SpanAttention
+from hyimg_cli.kernels.transfer import sent, to_device
+from hyimg_cli.kv.arena import page_rows
+from hyimg_cli.models.common.attention import QueryBlock
+
+_Sides = tuple[Tensor, Tensor]  # keys and values
+
+
+@dataclass(frozen=True)
+class _Spans:
+    """Spans of one kind: each one's rows of the forward, the slots that it sees, and its block."""
+
+    is_causal: bool
+    rows: Sequence[tuple[int, int]]
+    seen: Sequence[int]
+    owners: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What a call is told of its spans, on a device: int32, as the kernel has it.
+
+    Queries of a span begin at `queries`, its keys at `keys` of the packed ones or in `pages_NP`,
+    which `slots_N` of them are. `rows_T`: int64; None if the queries lie one after another.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    slots_N: Tensor
+    pages_NP: Tensor | None
+    rows_T: Tensor | None
+
+
+class Packing:
+    """The blocks of a forward: those of either only canvases, or only of rows that are kept."""
+
+    def __init__(self, attention: PackedAttention, blocks: Sequence[QueryBlock]) -> None:
+        self.blocks, self._attention = blocks, attention
+        self._is_kept = blocks[0].kept is not None
+        self._starts = [0, *accumulate(block.count for block in blocks)]
+        # Full spans of canvases are first: causal ones write over rows that they take with them.
+        self._kinds = [kind for kind in map(self._spans, (False, True)) if kind.rows]
+        self._tables: dict[torch.device, list[_Tables]] = {}
+
+    def attend(
+        self, span_attention: SpanAttention, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
+    ) -> Tensor:
+        """Return attention [T, H, D] of a layer, and keep the rows that the blocks keep.
+
+        Rows after those of the blocks are padding.
+        """
+        sides = self._sides(layer, k_TKD, v_TKD)
+        count, out_THD = len(q_THD), None
+        for kind, tables in zip(self._kinds, self._told(q_THD.device), strict=True):
+            if kind.is_causal or self._attention.takes_full:
+                seen_THD = self._in_one_call(q_THD, sides, kind, tables)
+                if len(seen_THD) == count:
+                    out_THD = seen_THD
+                    continue
+                out_THD = torch.empty_like(q_THD) if out_THD is None else out_THD
+                if tables.rows_T is None:
+                    out_THD[kind.rows[0][0] : kind.rows[-1][1]] = seen_THD
+                else:
+                    out_THD.index_copy_(0, tables.rows_T, seen_THD)
+                continue
+            out_THD = torch.empty_like(q_THD)
+            for (start, stop), slots, owner in zip(kind.rows, kind.seen, kind.owners, strict=True):
+                seen = self._of_one(layer, owner, slots, sides)
+                out_THD[start:stop] = span_attention(q_THD[start:stop], *seen, False)
+        assert out_THD is not None, "there are queries"
+        if self._starts[-1] < count:
+            out_THD[self._starts[-1] :] = 0
+        return out_THD
+
+    def _in_one_call(self, q_THD: Tensor, sides: _Sides, kind: _Spans, tables: _Tables) -> Tensor:
+        """Return attention of a kind's rows, one span after another."""
+        (start, _), (_, stop) = kind.rows[0], kind.rows[-1]
+        rows_T = tables.rows_T
+        own_THD = q_THD[start:stop] if rows_T is None else q_THD.index_select(0, rows_T)
+        # A call of single rows alone would be another kernel's, with other bits.
+        longest = max(2, *(end - begin for begin, end in kind.rows))
+        seen_THD: Tensor = self._attention.varlen(
+            own_THD, *sides, tables.queries, tables.keys, longest, max(kind.seen),
+            window_size=(-1, 0) if kind.is_causal else (-1, -1), enable_gqa=True,
+            seqused_k=tables.slots_N, block_table=tables.pages_NP, num_splits=1,
+        )  # fmt: skip
+        return seen_THD
+
+    def _spans(self, is_causal: bool) -> _Spans:
+        rows, seen, owners = list[tuple[int, int]](), list[int](), list[int]()
+        for number, (block, start) in enumerate(zip(self.blocks, self._starts, strict=False)):
+            offset = start - block.spans[0].start
+            for span in block.spans:
+                if span.is_causal != is_causal:
+                    continue
+                begin, end = offset + span.start, offset + span.stop
+                if not (is_causal or self._is_kept) and end == start + block.count:
+                    # A picture's few rows before it are computed with it: nothing is gathered.
+                    begin = start
+                rows.append((begin, end))
+                seen.append(span.stop)
+                owners.append(number)
+        return _Spans(is_causal, rows, seen, owners)
+
+    def _told(self, device: torch.device) -> list[_Tables]:
+        if device not in self._tables:
+            self._tables[device] = [self._made(kind, device) for kind in self._kinds]
+        return self._tables[device]
+
+    def _made(self, kind: _Spans, device: torch.device) -> _Tables:
+        queries = [0, *accumulate(stop - start for start, stop in kind.rows)]
+        # With pages the kernel asks for `keys` too, and does not read it.
+        keys = [0, *accumulate(kind.seen)] if self._is_kept else self._key_starts()
+        lists = [self._pages(owner, device) for owner in kind.owners] if self._is_kept else [[]]
+        width = max(map(len, lists))
+        pages = [*chain(*(one + [0] * (width - len(one)) for one in lists))]
+        numbers = (queries, keys, kind.seen, pages)
+        told = sent(torch.tensor([*chain(*numbers)], dtype=torch.int32), device)
+        starts, own, slots_N, table = told.split([*map(len, numbers)])
+        is_run = all(a[1] == b[0] for a, b in zip(kind.rows, kind.rows[1:], strict=False))
+        rows = () if is_run else [row for start, stop in kind.rows for row in range(start, stop)]
+        return _Tables(
+            starts,
+            own,
+            slots_N,
+            table.view(-1, width) if self._is_kept else None,
+            to_device(rows, device) if rows else None,
+        )
+
+    def _key_starts(self) -> list[int]:
+        return [0, *accumulate(block.spans[-1].stop for block in self.blocks)]
+
+    def _pages(self, owner: int, device: torch.device) -> list[int]:
+        page, runs = page_rows(device), self.blocks[owner].seen.runs
+        return [slot // page for start, stop in runs for slot in range(start, stop, page)]
+
+    def _sides(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> _Sides:
+        """Return all pages, [P, page, K, D], or packed keys and values, [S, K, D]."""
+        storage = self.blocks[0].storage
+        keys, values = storage.keys_SKD[layer], storage.values_SKD[layer]
+        runs = [*zip(self.blocks, self._starts, self._starts[1:], strict=False)]
+        if self._is_kept:
+            for block, start, stop in runs:
+                assert block.kept is not None
+                storage.write(layer, block.kept, k_TKD[start:stop], v_TKD[start:stop])
+            page = page_rows(k_TKD.device)
+            return keys.unflatten(0, (-1, page)), values.unflatten(0, (-1, page))
+
+        def packed(side_SKD: Tensor, own_TKD: Tensor) -> Tensor:
+            return torch.cat(
+                [
+                    rows
+                    for block, start, stop in runs
+                    for rows in (
+                        *(side_SKD[begin:end] for begin, end in block.prefix.runs),
+                        own_TKD[start:stop],
+                    )
+                ]
+            )
+
+        return packed(keys, k_TKD), packed(values, v_TKD)
+
+    def _of_one(self, layer: int, owner: int, slots: int, sides: _Sides) -> _Sides:
+        """Return the keys and values that a span sees, [K, S, D] each."""
+        if self._is_kept:
+            block, start = self.blocks[owner], 0
+            sides = block.storage.read(layer, block.seen)
+        else:
+            start = self._key_starts()[owner]
+        keys, values = (side[start : start + slots].transpose(0, 1) for side in sides)
+        return keys, values
+
+
+def packed(
+    attention: PackedAttention | None, blocks: Sequence[QueryBlock]
+) -> Sequence[QueryBlock] | Packing:
+    """Return the blocks of a forward as one packing, where that is possible."""
+    if attention is None or not blocks or blocks[0].storage.keys_SKD[0].dtype.itemsize != 2:
+        return blocks
+    kept = sum(block.kept is not None for block in blocks)
+    # Keys of a canvas are packed once, for one span of each kind.
+    kinds = (Counter(span.is_causal for span in block.spans) for block in blocks)
+    if kept == len(blocks) or (not kept and all(max(kind.values()) == 1 for kind in kinds)):
+        return Packing(attention, blocks)
+    return blocks

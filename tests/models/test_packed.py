@@ -1,0 +1,249 @@
+"""Attention of many spans in one call: the bits of a call for each, by a twin of torch's function.
+
+The twin calls the product's own attention a span at a time, with what the call is told.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from fake_gpu.device import fake_gpu
+from torch import Tensor
+
+from hyimg_cli.kernels import attention
+from hyimg_cli.kernels.attention import PackedAttention, masked_attention, packed_attention_of
+from hyimg_cli.kv.arena import CPU_PAGE, Arena, Storage
+from hyimg_cli.kv.buffer import Buffer
+from hyimg_cli.models.common.attention import (
+    QueryBlock,
+    appended_spans,
+    attend_blocks,
+    canvas_block,
+    kept_blocks,
+)
+from hyimg_cli.models.common.packed import Packing, packed
+from hyimg_cli.models.common.spans import query_spans
+
+CPU, HALF = torch.device("cpu"), torch.bfloat16
+HEADS, KV_HEADS, WIDTH = 4, 2, 8
+Blocks = Callable[[], list[QueryBlock]]
+
+
+def twin(
+    query: Tensor, keys: Tensor, values: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int,
+    max_k: int, *, window_size: tuple[int, int], enable_gqa: bool, seqused_k: Tensor,
+    block_table: Tensor | None, num_splits: int,
+) -> Tensor:  # fmt: skip
+    """`varlen_attn` as a loop; a span's last query is aligned with the last slot that it sees."""
+    assert num_splits == 1
+    assert enable_gqa
+    tables = [cu_seq_q, cu_seq_k, seqused_k, *([] if block_table is None else [block_table])]
+    assert {table.dtype for table in tables} == {torch.int32}
+    out, starts, own = torch.empty_like(query), cu_seq_q.tolist(), cu_seq_k.tolist()
+    assert (starts[-1], len(own)) == (len(query), len(starts))
+    for number, (start, stop) in enumerate(pairwise(starts)):
+        slots = int(seqused_k[number])
+        assert 1 < max_q >= stop - start
+        assert max_k >= slots
+        if block_table is None:
+            assert own[number] + slots <= own[number + 1] <= len(keys)
+            seen = [side[own[number] : own[number] + slots] for side in (keys, values)]
+        else:
+            seen = [
+                side[block_table[number].long()].flatten(0, 1)[:slots] for side in (keys, values)
+            ]
+        sides = (side.transpose(0, 1) for side in seen)
+        out[start:stop] = masked_attention(query[start:stop], *sides, window_size == (-1, 0))
+    return out
+
+
+class Scene:
+    """Sequences of some lengths in an arena of one layer, whose pages lie in no order."""
+
+    def __init__(self, *lengths: int) -> None:
+        torch.manual_seed(len(lengths))
+        storage = Storage(kv_heads=KV_HEADS, head_dim=WIDTH, dtype=HALF, devices=[CPU])
+        self.buffers = [Buffer(Arena(storage, CPU_PAGE)) for _ in lengths[:1]]
+        arena = self.buffers[0].arena
+        self.buffers += [Buffer(arena) for _ in lengths[1:]]
+        for part in range(max(lengths) // CPU_PAGE + 1):
+            for buffer, length in zip(self.buffers, lengths, strict=True):
+                buffer.reserve(min(length, (part + 1) * CPU_PAGE))
+        for buffer, length in zip(self.buffers, lengths, strict=True):
+            buffer.commit(length)
+
+    def canvases(self, full: int = 10) -> list[QueryBlock]:
+        """A row that is causal, then a picture that sees all: branches as they are denoised."""
+        return [
+            canvas_block(one, query_spans(at, at + 1 + full, [(at + 1, at + 1 + full)]))
+            for one in self.buffers
+            for at in [one.length]
+        ]
+
+    def pictures(self) -> list[QueryBlock]:
+        """Nothing but a picture, as BAGEL has its noise."""
+        return [
+            canvas_block(
+                one, query_spans(one.length, one.length + 6, [(one.length, one.length + 6)])
+            )
+            for one in self.buffers
+        ]
+
+    def prefixes(self) -> list[QueryBlock]:
+        """Texts around a source picture, cut where they may be shared."""
+        spans = [
+            query_spans(at, at + 30, [(at + 5, at + 17)], (at + 2, at + 20))
+            for at in (one.length for one in self.buffers)
+        ]
+        return kept_blocks([*zip(self.buffers, spans, strict=True)])
+
+    def texts(self) -> list[QueryBlock]:
+        """A token of each sequence, and two of the last one."""
+        runs = [(one, 1) for one in (*self.buffers, self.buffers[-1])]
+        spans = [[span] for span in appended_spans(runs)]
+        return kept_blocks([(one, span) for (one, _), span in zip(runs, spans, strict=True)])
+
+
+def _rows(blocks: list[QueryBlock], padding: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    rows = sum(block.count for block in blocks) + padding
+    made = (torch.randn(rows, heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (rows.to(HALF) for rows in made)
+    return q, k, v
+
+
+SCENES = {
+    "one canvas": lambda: Scene(13).canvases(),
+    "two canvases": lambda: Scene(13, 22).canvases(),
+    "pictures": lambda: Scene(13, 7, 9).pictures(),
+    "new prefix": lambda: Scene(0).prefixes(),
+    "two prefixes": lambda: Scene(6, 11).prefixes(),
+    "a text": lambda: Scene(9).texts()[:1],
+    "texts": lambda: Scene(9, 4, 17).texts(),
+}
+
+
+def _difference(blocks: list[QueryBlock], takes_full: bool, padding: int = 0) -> tuple[Any, ...]:
+    """Attention and what is in pages afterwards, as one packing and a span at a time."""
+    given = _rows(blocks, padding)
+    packing = packed(PackedAttention(twin, takes_full), blocks)
+    assert isinstance(packing, Packing)
+    storage = blocks[0].storage
+    for side in (storage.keys_SKD[0], storage.values_SKD[0]):
+        side.normal_()  # also what is behind a text in its page, which nobody may see
+    found = []
+    for attend in (
+        partial(packing.attend, masked_attention, 0),
+        partial(attend_blocks, masked_attention, 0, blocks),
+    ):
+        seen = attend(*given)
+        found.append((seen, storage.keys_SKD[0].clone(), storage.values_SKD[0].clone()))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("takes_full", [True, False])
+@pytest.mark.parametrize("padding", [0, 3])
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_bits_of_a_call_for_each_span(scene: str, padding: int, takes_full: bool) -> None:
+    ours, theirs = _difference(SCENES[scene](), takes_full, padding)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("scene", ["two canvases", "pictures"])
+def test_keys_of_another_branch_would_be_seen(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Packing._key_starts
+    monkeypatch.setattr(
+        Packing, "_key_starts", lambda one: [at - (n == 1) for n, at in enumerate(own(one))]
+    )
+    with pytest.raises(AssertionError, match="<="):
+        _difference(SCENES[scene](), takes_full=True)
+
+
+def test_a_page_of_another_text_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Packing._pages
+    monkeypatch.setattr(Packing, "_pages", lambda one, _, device: own(one, 0, device))
+    ours, theirs = _difference(Scene(16, 16).texts(), takes_full=True)
+    assert not torch.equal(ours[0], theirs[0])
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_at_most_two_calls_a_layer(scene: str) -> None:
+    calls = list[tuple[int, int]]()
+
+    def counted(*given: Any, **options: Any) -> Tensor:
+        calls.append(options["window_size"])
+        return twin(*given, **options)
+
+    blocks = SCENES[scene]()
+    packing = packed(PackedAttention(counted, True), blocks)
+    assert isinstance(packing, Packing)
+    packing.attend(masked_attention, 0, *_rows(blocks))
+    assert len(calls) == len({*calls}) <= 2
+
+
+def test_what_is_not_packed() -> None:
+    """Without the function, in float32, and canvases beside rows that are kept."""
+    scene, kernel = Scene(13, 22), PackedAttention(twin, True)
+    canvases, prefixes = scene.canvases(), scene.prefixes()
+    assert packed(None, canvases) is canvases
+    mixed = [canvases[0], prefixes[1]]
+    assert packed(kernel, mixed) is mixed
+    twice = [canvas_block(scene.buffers[0], query_spans(13, 20, [(14, 17)]))]
+    assert packed(kernel, twice) is twice
+    wide = Storage(kv_heads=KV_HEADS, head_dim=WIDTH, dtype=torch.float32, devices=[CPU])
+    buffer = Buffer(Arena(wide, CPU_PAGE))
+    alone = [canvas_block(buffer, query_spans(0, 4, [(0, 4)]))]
+    assert packed(kernel, alone) is alone
+
+
+def test_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with flash attention; where cuDNN's kernel is taken, full spans are left to it."""
+    gpu = torch.device("cuda:0")
+    assert packed_attention_of(CPU, HALF) is None
+    with fake_gpu():
+        assert packed_attention_of(gpu, torch.float32) is None
+        for takes_cudnn in (True, False):
+            monkeypatch.setattr(attention, "_takes_cudnn", lambda *_, told=takes_cudnn: told)
+            if torch.__version__ >= "2.15":
+                found = packed_attention_of(gpu, HALF)
+                assert found is not None
+                assert found.takes_full is not takes_cudnn
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+        assert packed_attention_of(gpu, HALF) is None
+        monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+        assert packed_attention_of(gpu, HALF) is None
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["canvases", "prefixes", "texts"])
+def test_ten_lengths_share_two_graphs(kind: str) -> None:
+    """Of sequences in as many runs of pages; the kernel is an operation without numbers."""
+    counts, graphs = list[int](), list[Any]()
+
+    def attend(packing: Packing, *rows: Tensor) -> Tensor:
+        return packing.attend(masked_attention, 0, *rows)
+
+    def compiled(graph: Any, _inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def shaped(query: Tensor, keys: Tensor, *_: Any, **__: Any) -> Tensor:
+        return query + keys.flatten()[0]
+
+    torch._dynamo.reset()
+    whole = torch.compile(attend, fullgraph=True, backend=compiled)
+    for number in range(10):
+        scene = Scene(40 + 8 * number)
+        blocks = scene.canvases(20 + 7 * number) if kind == "canvases" else getattr(scene, kind)()
+        packing = packed(PackedAttention(shaped, True), blocks)
+        assert isinstance(packing, Packing)
+        packing._told(CPU)
+        [block.seen for block in blocks]
+        with torch.no_grad():
+            whole(packing, *_rows(blocks))
+        counts.append(len(graphs))
+    torch._dynamo.reset()
+    assert 0 < counts[1] == counts[-1] <= 2, counts
