@@ -190,6 +190,9 @@ def test_what_is_not_packed() -> None:
     assert packed(None, canvases) is canvases
     mixed = [canvases[0], prefixes[1]]
     assert packed(kernel, mixed) is mixed
+    scene = Scene(13, 22)
+    unlike = [scene.canvases()[0], scene.pictures()[1]]
+    assert packed(kernel, unlike) is unlike
     twice = [canvas_block(scene.buffers[0], query_spans(13, 20, [(14, 17)]))]
     assert packed(kernel, twice) is twice
     wide = Storage(kv_heads=KV_HEADS, head_dim=WIDTH, dtype=torch.float32, devices=[CPU])

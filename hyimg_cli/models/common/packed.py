@@ -195,8 +195,9 @@ def packed(
     if attention is None or not blocks or blocks[0].storage.keys_SKD[0].dtype.itemsize != 2:
         return blocks
     kept = sum(block.kept is not None for block in blocks)
-    # Keys of a canvas are packed once, for one span of each kind.
-    kinds = (Counter(span.is_causal for span in block.spans) for block in blocks)
-    if kept == len(blocks) or (not kept and all(max(kind.values()) == 1 for kind in kinds)):
+    # Keys of canvases are packed once: a call takes a span of each canvas.
+    kinds = [Counter(span.is_causal for span in block.spans) for block in blocks]
+    are_alike = all(kind == kinds[0] and max(kind.values()) == 1 for kind in kinds)
+    if kept == len(blocks) or (not kept and are_alike):
         return Packing(attention, blocks)
     return blocks
