@@ -89,10 +89,10 @@ def test_keys_and_values_go_to_main_memory_and_come_back(bench: Any) -> None:
     _noted(bench.gpu)
     buffer = bench.network.new_buffer()
     arena = bench.network.arena
-    buffer.reserve(64)
-    buffer.commit(64)
+    buffer.reserve(arena.page)
+    buffer.commit(arena.page)
     arena.shrink()
-    held = buffer.rows(0, 64)
+    held = buffer.rows(0, arena.page)
     before = bench.gpu.live
     host = held.to_host()
     assert arena.storage.host_bytes == host.nbytes == held.nbytes

@@ -141,7 +141,7 @@ def test_memory_counts_the_jobs_that_work_together(job: ImageJob) -> None:
     assert alone.kv == one.branches, "they share the context"
     # Four draw, one waits.
     assert together.kv == one.context + 4 * one.branches
-    assert together.activations == 4 * one.step + one.joined
+    assert together.activations == 4 * (one.step + one.joined)
     assert together.total == together.weights + together.kv + together.activations
     least = 3 * one.context + one.branches + one.step + one.joined
     assert together.least == together.weights + least
