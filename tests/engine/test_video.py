@@ -120,7 +120,7 @@ def test_phases_are_disjoint_and_add_up(tmp_path: Path, monkeypatch: pytest.Monk
     step = FakeDenoiser.step
 
     def slow(self: Any, index: int, latents: Any) -> Any:
-        torch.randn(300, 300) @ torch.randn(300, 300)
+        torch.randn(700, 700) @ torch.randn(700, 700)
         return step(self, index, latents)
 
     monkeypatch.setattr(FakeDenoiser, "step", slow)
