@@ -20,6 +20,20 @@ DEFAULT, PREFERENCE, ANSWERS = "default", "preference", "answers"
 # Folders of the configurations that the Hub shows.
 FOLDERS = {DEFAULT: "data", PREFERENCE: "preference", ANSWERS: "answers"}
 ROW_SHA256 = "row_sha256"
+# The first and the last columns of every configuration.
+_ASKED: dict[str, Kind] = {
+    "id": "string",
+    "candidate_of": "string",
+    "task": "string",
+    "source": ["image"],
+    "instruction": "string",
+}
+_MADE_BY: dict[str, Kind] = {
+    "model": "string",
+    "licences": {"model": "string", "sources": "string"},
+    "record": "string",
+    ROW_SHA256: "string",
+}
 
 
 @dataclass(frozen=True)
@@ -67,11 +81,7 @@ def columns_of(config: str, rows: Sequence[Columns]) -> dict[str, Kind]:
         pictures = {"chosen": "image", "rejected": "image", "chosen_id": "string"}
         scores |= {"chosen_scores": values} if values else {}
     return {
-        "id": "string",
-        "candidate_of": "string",
-        "task": "string",
-        "source": ["image"],
-        "instruction": "string",
+        **_ASKED,
         **pictures,
         "text": "string",
         **scores,
@@ -83,20 +93,13 @@ def columns_of(config: str, rows: Sequence[Columns]) -> dict[str, Kind]:
         "model_sha256": "string",
         "seed": "int64",
         "steps": "int64",
-        "model": "string",
-        "licences": {"model": "string", "sources": "string"},
-        "record": "string",
-        ROW_SHA256: "string",
+        **_MADE_BY,
     }
 
 
 def _columns_of_answers() -> dict[str, Kind]:
     return {
-        "id": "string",
-        "candidate_of": "string",
-        "task": "string",
-        "source": ["image"],
-        "instruction": "string",
+        **_ASKED,
         "text": "string",
         "answer": "string",
         "finish": "string",
@@ -110,10 +113,7 @@ def _columns_of_answers() -> dict[str, Kind]:
         "source_sha256": ["string"],
         "model_sha256": "string",
         "seed": "int64",
-        "model": "string",
-        "licences": {"model": "string", "sources": "string"},
-        "record": "string",
-        ROW_SHA256: "string",
+        **_MADE_BY,
     }
 
 
