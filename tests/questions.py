@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyimg_cli.models import registry
+from hyimg_cli.models.protocols import Context, Prefill
 from hyimg_cli.spec.job import SizeRequest, TextJob
 from hyimg_cli.spec.options import TextSampling
 
@@ -33,3 +34,18 @@ def question(
         "layers": None,
     }
     return TextJob(**given | more)
+
+
+def written_anew(
+    model: Any, layout: Any, ids: Sequence[int], sources: Sequence[Any], count: int
+) -> list[int]:
+    """The most likely tokens after a prompt; prompt and text are computed anew for each."""
+    found = list[int]()
+    while len(found) < count:
+        buffer = model.new_buffer()
+        (hidden,) = model.prefill([Prefill(layout, ids, sources, buffer, len(ids))])
+        context = Context([*ids], buffer, hidden, layout)
+        if found:
+            model.feed([(context, found)])
+        found.append(int(model.text_logits([context])[0].argmax()))
+    return found

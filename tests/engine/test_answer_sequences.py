@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.test_shared_texts import run, sharing
-from questions import question
+from questions import question, written_anew
 
 from hyimg_cli.kv.tree import KVTree
-from hyimg_cli.models.protocols import Context, Prefill
 from hyimg_cli.pipelines.image.stages import ImageRequest
 from hyimg_cli.spec.job import TextJob
 
@@ -55,19 +54,6 @@ def spelled_out(family: Any, job: TextJob, end: ImageRequest) -> tuple[list[int]
     return found + words.encode(f"Assistant: {trigger}"), spans
 
 
-def twin(family: Any, layout: Any, ids: list[int], end: ImageRequest) -> list[int]:
-    """The most likely tokens after a prompt; nothing is kept from one to the next."""
-    found = list[int]()
-    while len(found) < TOKENS:
-        buffer = family.new_buffer()
-        (hidden,) = family.prefill([Prefill(layout, ids, end.sources, buffer, len(ids))])
-        context = Context([*ids], buffer, hidden, layout)
-        if found:
-            family.feed([(context, found)])
-        found.append(int(family.text_logits([context])[0].argmax()))
-    return found
-
-
 def test_answers_are_those_of_the_twin(family: Any, sources: tuple[str, ...]) -> None:
     jobs = questions(sources)
     ends = run(jobs, sharing(family, KVTree(10**9)), len(jobs))
@@ -81,7 +67,9 @@ def test_answers_are_those_of_the_twin(family: Any, sources: tuple[str, ...]) ->
         assert (list(layout.ids), list(layout.full_spans)) == (ids, spans), job.prompt
         tag = len(family.prompter.vocabulary.encode("<think>")) * (job.bot_task == "think")
         written = list(end.text.ids[tag : tag + TOKENS])
-        assert written == twin(family, layout, ids, end)[: len(written)], job.prompt
+        assert written == written_anew(family, layout, ids, end.sources, TOKENS)[: len(written)], (
+            job.prompt
+        )
         assert len(written) == TOKENS or end.answer.finish != "length"
         texts.add(tuple(written))
     assert len(texts) == len(jobs)

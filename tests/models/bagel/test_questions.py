@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from questions import question
+from questions import question, written_anew
 from safetensors.torch import load_file
 
 from hyimg_cli.errors import JobError
 from hyimg_cli.models.bagel.family import Bagel
 from hyimg_cli.models.bagel.prompter import ANSWER_PROMPT
-from hyimg_cli.models.protocols import Context, Prefill
 from hyimg_cli.pipelines.image.stages import ImageRequest
 
 from .conftest import GOLDEN, Runs
@@ -118,13 +117,7 @@ def test_the_answer_of_a_twin_that_keeps_nothing(
     assert done.text.ids is not None
     # At the limit, which counts the first marker, the last one closes it.
     is_cut = done.answer is not None and done.answer.finish == "length"
-    written, found = list(done.text.ids[1 : -1 if is_cut else None]), list[int]()
-    while len(found) < len(written):
-        buffer = bagel.new_buffer()
-        (hidden,) = bagel.prefill([Prefill(layout, ids, done.sources, buffer, len(ids))])
-        context = Context([*ids], buffer, hidden, layout)
-        if found:
-            bagel.feed([(context, found)])
-        found.append(int(bagel.text_logits([context])[0].argmax()))
+    written = list(done.text.ids[1 : -1 if is_cut else None])
+    found = written_anew(bagel, layout, ids, done.sources, len(written))
     assert written == found
     assert len(found) == 6 or not is_cut
