@@ -32,10 +32,11 @@ _NAMES = {1: ("train",), 2: ("train", "test"), 3: ("train", "validation", "test"
 OTHER_SPLIT = "source in the other split"
 # A picture rejected for these reasons is not known to be worse than the accepted one.
 _NO_JUDGEMENT = ("not ", "duplicate of ", "failed", OTHER_SPLIT)
-# Fields of a result line that a row's record keeps.
+# What is told of a row that is not in the dataset.
 _OF_REJECTED = ("id", "candidate_of", "reasons", "rank", "scores", "pixel_sha256")
 # Answers with the same of these are duplicates.
 _OF_QUESTION = ("task", "instruction", "source_sha256", "choices", "answer")
+# Fields of a result line that a row's record keeps.
 _KEPT = ("key", "warnings", "notes", "edit", "step_cache", "think_truncated", "cot_from")
 
 
