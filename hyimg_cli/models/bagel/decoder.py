@@ -26,9 +26,9 @@ from hyimg_cli.kernels.attention import (
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import sent
 from hyimg_cli.models.bagel.config import DecoderShape
-from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
+from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.layers import FusedPart, RMSNorm, choose_ops, rope_rows
-from hyimg_cli.models.common.packed import Packing, packed
+from hyimg_cli.models.common.packed import Blocks, attend, packed
 
 _GEN = "_moe_gen"
 
@@ -57,7 +57,7 @@ class KindRows:
     counts: tuple[int, ...]
     row_T: Tensor | None
     ropes: Parts
-    blocks: Sequence[QueryBlock] | Packing
+    blocks: Blocks
 
     def to_tokens(self, parts: Parts) -> Tensor:
         x_RM = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -142,11 +142,7 @@ class PairedAttention(InPairs):
 
     def forward(self, x: Parts, rows: KindRows) -> Parts:
         q_THD, k_TKD, v_TKD = self.project(x, rows)
-        attention, blocks = self.span_attention, rows.blocks
-        if isinstance(blocks, Packing):
-            seen_THD = blocks.attend(attention, self.layer, q_THD, k_TKD, v_TKD)
-        else:
-            seen_THD = attend_blocks(attention, self.layer, blocks, q_THD, k_TKD, v_TKD)
+        seen_THD = attend(rows.blocks, self.span_attention, self.layer, q_THD, k_TKD, v_TKD)
         return self.both("o_proj", rows.from_tokens(seen_THD.flatten(1)))
 
     def project(self, x: Parts, rows: KindRows) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from hyimg_cli.kernels.attention import PackedAttention, SpanAttention
 from hyimg_cli.kernels.transfer import sent, to_device
 from hyimg_cli.kv.arena import page_rows
-from hyimg_cli.models.common.attention import QueryBlock
+from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
 
 _Sides = tuple[Tensor, Tensor]  # keys and values
 
@@ -188,9 +188,24 @@ class Packing:
         return keys, values
 
 
-def packed(
-    attention: PackedAttention | None, blocks: Sequence[QueryBlock]
-) -> Sequence[QueryBlock] | Packing:
+Blocks = Sequence[QueryBlock] | Packing
+
+
+def attend(
+    blocks: Blocks,
+    span_attention: SpanAttention,
+    layer: int,
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+) -> Tensor:
+    """Return attention [T, H, D] of a layer, and keep the rows that the blocks keep."""
+    if isinstance(blocks, Packing):
+        return blocks.attend(span_attention, layer, q_THD, k_TKD, v_TKD)
+    return attend_blocks(span_attention, layer, blocks, q_THD, k_TKD, v_TKD)
+
+
+def packed(attention: PackedAttention | None, blocks: Sequence[QueryBlock]) -> Blocks:
     """Return the blocks of a forward as one packing, where that is possible."""
     if attention is None or not blocks or blocks[0].storage.keys_SKD[0].dtype.itemsize != 2:
         return blocks

@@ -20,9 +20,9 @@ from hyimg_cli.kernels.choice import experts_of
 from hyimg_cli.kernels.decode_attention import DecodeAttention, PagedRows
 from hyimg_cli.kernels.rows import padding
 from hyimg_cli.kernels.transfer import current
-from hyimg_cli.models.common.attention import QueryBlock, attend_blocks
+from hyimg_cli.models.common.attention import QueryBlock
 from hyimg_cli.models.common.layers import FusedPart, RMSNorm, choose_ops
-from hyimg_cli.models.common.packed import Packing, packed
+from hyimg_cli.models.common.packed import Blocks, attend, packed
 from hyimg_cli.models.hunyuan_image3.config import Architecture
 from hyimg_cli.models.hunyuan_image3.moe import Moe
 
@@ -35,7 +35,7 @@ class DecodeBatch:
     attend: DecodeAttention
 
 
-NewTokens = Sequence[QueryBlock] | Packing | DecodeBatch
+NewTokens = Blocks | DecodeBatch
 
 
 class Transformer(nn.Module):
@@ -111,10 +111,8 @@ class Attention(FusedPart):
         q_THD, k_TKD, v_TKD = self.project(x_TM, rope_2TD)
         if isinstance(new, DecodeBatch):
             seen_THD = new.attend(q_THD, k_TKD, v_TKD, new.of_layer(self.layer))
-        elif isinstance(new, Packing):
-            seen_THD = new.attend(self.span_attention, self.layer, q_THD, k_TKD, v_TKD)
         else:
-            seen_THD = attend_blocks(self.span_attention, self.layer, new, q_THD, k_TKD, v_TKD)
+            seen_THD = attend(new, self.span_attention, self.layer, q_THD, k_TKD, v_TKD)
         return self.o_proj(seen_THD.flatten(1))
 
     def project(self, x_TM: Tensor, rope_2TD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
