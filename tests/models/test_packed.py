@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu.device import fake_gpu
+from packed_scenes import CPU, HALF, Scene
 from torch import Tensor
 
 from hyimg_cli.kernels import attention
 from hyimg_cli.kernels.attention import PackedAttention, masked_attention, packed_attention_of
 from hyimg_cli.kv.arena import CPU_PAGE, Arena, Storage
 from hyimg_cli.kv.buffer import Buffer
-from hyimg_cli.models.common.attention import (
-    QueryBlock,
-    appended_spans,
-    attend_blocks,
-    canvas_block,
-    kept_blocks,
-)
+from hyimg_cli.models.common.attention import QueryBlock, attend_blocks, canvas_block
 from hyimg_cli.models.common.packed import Packing, packed
 from hyimg_cli.models.common.spans import query_spans
 
-CPU, HALF = torch.device("cpu"), torch.bfloat16
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
 Blocks = Callable[[], list[QueryBlock]]
 
@@ -58,53 +52,6 @@ def twin(
         sides = (side.transpose(0, 1) for side in seen)
         out[start:stop] = masked_attention(query[start:stop], *sides, window_size == (-1, 0))
     return out
-
-
-class Scene:
-    """Sequences of some lengths in an arena of one layer, whose pages lie in no order."""
-
-    def __init__(self, *lengths: int) -> None:
-        torch.manual_seed(len(lengths))
-        storage = Storage(kv_heads=KV_HEADS, head_dim=WIDTH, dtype=HALF, devices=[CPU])
-        self.buffers = [Buffer(Arena(storage, CPU_PAGE)) for _ in lengths[:1]]
-        arena = self.buffers[0].arena
-        self.buffers += [Buffer(arena) for _ in lengths[1:]]
-        for part in range(max(lengths) // CPU_PAGE + 1):
-            for buffer, length in zip(self.buffers, lengths, strict=True):
-                buffer.reserve(min(length, (part + 1) * CPU_PAGE))
-        for buffer, length in zip(self.buffers, lengths, strict=True):
-            buffer.commit(length)
-
-    def canvases(self, full: int = 10) -> list[QueryBlock]:
-        """A row that is causal, then a picture that sees all: branches as they are denoised."""
-        return [
-            canvas_block(one, query_spans(at, at + 1 + full, [(at + 1, at + 1 + full)]))
-            for one in self.buffers
-            for at in [one.length]
-        ]
-
-    def pictures(self) -> list[QueryBlock]:
-        """Nothing but a picture, as BAGEL has its noise."""
-        return [
-            canvas_block(
-                one, query_spans(one.length, one.length + 6, [(one.length, one.length + 6)])
-            )
-            for one in self.buffers
-        ]
-
-    def prefixes(self) -> list[QueryBlock]:
-        """Texts around a source picture, cut where they may be shared."""
-        spans = [
-            query_spans(at, at + 30, [(at + 5, at + 17)], (at + 2, at + 20))
-            for at in (one.length for one in self.buffers)
-        ]
-        return kept_blocks([*zip(self.buffers, spans, strict=True)])
-
-    def texts(self) -> list[QueryBlock]:
-        """A token of each sequence, and two of the last one."""
-        runs = [(one, 1) for one in (*self.buffers, self.buffers[-1])]
-        spans = [[span] for span in appended_spans(runs)]
-        return kept_blocks([(one, span) for (one, _), span in zip(runs, spans, strict=True)])
 
 
 def _rows(blocks: list[QueryBlock], padding: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,10 +100,13 @@ def test_the_bits_of_a_call_for_each_span(scene: str, padding: int, takes_full: 
 
 @pytest.mark.parametrize("scene", ["two canvases", "pictures"])
 def test_keys_of_another_branch_would_be_seen(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Packing._key_starts
-    monkeypatch.setattr(
-        Packing, "_key_starts", lambda one: [at - (n == 1) for n, at in enumerate(own(one))]
-    )
+    own = Packing.__init__
+
+    def planted(one: Packing, *given: Any) -> None:
+        own(one, *given)
+        one._key_starts[1] -= 1
+
+    monkeypatch.setattr(Packing, "__init__", planted)
     with pytest.raises(AssertionError, match="<="):
         _difference(SCENES[scene](), takes_full=True)
 
@@ -218,35 +168,3 @@ def test_where_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.11.0"))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         assert packed_attention_of(gpu, HALF) is None
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["canvases", "prefixes", "texts"])
-def test_ten_lengths_share_two_graphs(kind: str) -> None:
-    """Of sequences in as many runs of pages; the kernel is an operation without numbers."""
-    counts, graphs = list[int](), list[Any]()
-
-    def attend(packing: Packing, *rows: Tensor) -> Tensor:
-        return packing.attend(masked_attention, 0, *rows)
-
-    def compiled(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    def shaped(query: Tensor, keys: Tensor, *_: Any, **__: Any) -> Tensor:
-        return query + keys.flatten()[0]
-
-    torch._dynamo.reset()
-    whole = torch.compile(attend, fullgraph=True, backend=compiled)
-    for number in range(10):
-        scene = Scene(40 + 8 * number)
-        blocks = scene.canvases(20 + 7 * number) if kind == "canvases" else getattr(scene, kind)()
-        packing = packed(PackedAttention(shaped, True), blocks)
-        assert isinstance(packing, Packing)
-        packing._told(CPU)
-        [block.seen for block in blocks]
-        with torch.no_grad():
-            whole(packing, *_rows(blocks))
-        counts.append(len(graphs))
-    torch._dynamo.reset()
-    assert 0 < counts[1] == counts[-1] <= 2, counts

@@ -2,7 +2,8 @@
 
 Causal spans are one call, full spans another. Rows in pages are read where they are, by a table of
 pages; canvases are packed behind their prefixes, one branch after another. What the calls are told
-is made once a forward, and sent without waiting.
+is made once a forward, and sent without waiting. Rows are named by tensors of slots, not by runs: a
+compiled layer is then one graph for sequences of any length, wherever their pages lie.
 """
 
 # Legend: T new token (all blocks' rows, one after another), H query head, K kv head, D head width,
@@ -48,16 +49,28 @@ class _Tables:
     rows_T: Tensor | None
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What all layers on a device are told: `slots` of the rows that are kept, or of prefixes."""
+
+    slots: Tensor
+    tables: Sequence[_Tables]
+
+
 class Packing:
     """The blocks of a forward: those of either only canvases, or only of rows that are kept."""
 
     def __init__(self, attention: PackedAttention, blocks: Sequence[QueryBlock]) -> None:
         self.blocks, self._attention = blocks, attention
         self._is_kept = blocks[0].kept is not None
-        self._starts = [0, *accumulate(block.count for block in blocks)]
+        self._counts = [block.count for block in blocks]
+        self._starts = [0, *accumulate(self._counts)]
+        # Rows before each block's own, and where its keys begin if both are packed.
+        self._prefixes = [block.spans[0].start for block in blocks]
+        self._key_starts = [0, *accumulate(block.spans[-1].stop for block in blocks)]
         # Full spans of canvases are first: causal ones write over rows that they take with them.
         self._kinds = [kind for kind in map(self._spans, (False, True)) if kind.rows]
-        self._tables: dict[torch.device, list[_Tables]] = {}
+        self._told_on: dict[torch.device, _Told] = {}
 
     def attend(
         self, span_attention: SpanAttention, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor
@@ -66,9 +79,10 @@ class Packing:
 
         Rows after those of the blocks are padding.
         """
-        sides = self._sides(layer, k_TKD, v_TKD)
+        told = self.told(q_THD.device)
+        sides = self._sides(layer, told.slots, k_TKD, v_TKD)
         count, out_THD = len(q_THD), None
-        for kind, tables in zip(self._kinds, self._told(q_THD.device), strict=True):
+        for kind, tables in zip(self._kinds, told.tables, strict=True):
             if kind.is_causal or self._attention.takes_full:
                 seen_THD = self._in_one_call(q_THD, sides, kind, tables)
                 if len(seen_THD) == count:
@@ -81,8 +95,8 @@ class Packing:
                     out_THD.index_copy_(0, tables.rows_T, seen_THD)
                 continue
             out_THD = torch.empty_like(q_THD)
-            for (start, stop), slots, owner in zip(kind.rows, kind.seen, kind.owners, strict=True):
-                seen = self._of_one(layer, owner, slots, sides)
+            for number, (start, stop) in enumerate(kind.rows):
+                seen = self._seen(number, kind, tables, sides)
                 out_THD[start:stop] = span_attention(q_THD[start:stop], *seen, False)
         assert out_THD is not None, "there are queries"
         if self._starts[-1] < count:
@@ -119,15 +133,19 @@ class Packing:
                 owners.append(number)
         return _Spans(is_causal, rows, seen, owners)
 
-    def _told(self, device: torch.device) -> list[_Tables]:
-        if device not in self._tables:
-            self._tables[device] = [self._made(kind, device) for kind in self._kinds]
-        return self._tables[device]
+    def told(self, device: torch.device) -> _Told:
+        """Return what all layers on a device are told, made once."""
+        if device not in self._told_on:
+            spans = [block.kept or block.prefix for block in self.blocks]
+            slots = torch.cat([span.index(device) for span in spans])
+            tables = [self._tables(kind, device) for kind in self._kinds]
+            self._told_on[device] = _Told(slots, tables)
+        return self._told_on[device]
 
-    def _made(self, kind: _Spans, device: torch.device) -> _Tables:
+    def _tables(self, kind: _Spans, device: torch.device) -> _Tables:
         queries = [0, *accumulate(stop - start for start, stop in kind.rows)]
         # With pages the kernel asks for `keys` too, and does not read it.
-        keys = [0, *accumulate(kind.seen)] if self._is_kept else self._key_starts()
+        keys = [0, *accumulate(kind.seen)] if self._is_kept else self._key_starts
         lists = [self._pages(owner, device) for owner in kind.owners] if self._is_kept else [[]]
         width = max(map(len, lists))
         pages = [*chain(*(one + [0] * (width - len(one)) for one in lists))]
@@ -144,47 +162,36 @@ class Packing:
             to_device(rows, device) if rows else None,
         )
 
-    def _key_starts(self) -> list[int]:
-        return [0, *accumulate(block.spans[-1].stop for block in self.blocks)]
-
     def _pages(self, owner: int, device: torch.device) -> list[int]:
         page, runs = page_rows(device), self.blocks[owner].seen.runs
         return [slot // page for start, stop in runs for slot in range(start, stop, page)]
 
-    def _sides(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> _Sides:
+    def _sides(self, layer: int, slots: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> _Sides:
         """Return all pages, [P, page, K, D], or packed keys and values, [S, K, D]."""
         storage = self.blocks[0].storage
-        keys, values = storage.keys_SKD[layer], storage.values_SKD[layer]
-        runs = [*zip(self.blocks, self._starts, self._starts[1:], strict=False)]
+        return (
+            self._side(storage.keys_SKD[layer], slots, k_TKD[: self._starts[-1]]),
+            self._side(storage.values_SKD[layer], slots, v_TKD[: self._starts[-1]]),
+        )
+
+    def _side(self, side_SKD: Tensor, slots: Tensor, own_TKD: Tensor) -> Tensor:
         if self._is_kept:
-            for block, start, stop in runs:
-                assert block.kept is not None
-                storage.write(layer, block.kept, k_TKD[start:stop], v_TKD[start:stop])
-            page = page_rows(k_TKD.device)
-            return keys.unflatten(0, (-1, page)), values.unflatten(0, (-1, page))
+            side_SKD.index_copy_(0, slots, own_TKD)
+            return side_SKD.unflatten(0, (-1, page_rows(side_SKD.device)))
+        before = side_SKD.index_select(0, slots).split(self._prefixes)
+        return torch.cat([*chain(*zip(before, own_TKD.split(self._counts), strict=True))])
 
-        def packed(side_SKD: Tensor, own_TKD: Tensor) -> Tensor:
-            return torch.cat(
-                [
-                    rows
-                    for block, start, stop in runs
-                    for rows in (
-                        *(side_SKD[begin:end] for begin, end in block.prefix.runs),
-                        own_TKD[start:stop],
-                    )
-                ]
-            )
-
-        return packed(keys, k_TKD), packed(values, v_TKD)
-
-    def _of_one(self, layer: int, owner: int, slots: int, sides: _Sides) -> _Sides:
-        """Return the keys and values that a span sees, [K, S, D] each."""
-        if self._is_kept:
-            block, start = self.blocks[owner], 0
-            sides = block.storage.read(layer, block.seen)
+    def _seen(self, number: int, kind: _Spans, tables: _Tables, sides: _Sides) -> _Sides:
+        """Return the keys and values that one span sees, [K, S, D] each."""
+        start = 0
+        if tables.pages_NP is None:
+            start = self._key_starts[kind.owners[number]]
         else:
-            start = self._key_starts()[owner]
-        keys, values = (side[start : start + slots].transpose(0, 1) for side in sides)
+            pages_P = tables.pages_NP[number]
+            keys, values = (side.index_select(0, pages_P).flatten(0, 1) for side in sides)
+            sides = keys, values
+        stop = start + kind.seen[number]
+        keys, values = (side[start:stop].transpose(0, 1) for side in sides)
         return keys, values
 
 
