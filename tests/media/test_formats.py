@@ -208,17 +208,3 @@ def test_attributes_and_a_packet_of_another_program_are_read() -> None:
     record = b' hyimg:record="{&quot;a&quot;: &lt;&#xE9;}"'
     again = packet.replace(b"/></r:RDF>", record + b"/></r:RDF>")
     assert xmp.record_in(again) == '{"a": <é}'
-
-
-@pytest.mark.parametrize("channels", [(), (3,), (4,)])
-def test_a_png_is_compressed_fast_by_what_it_shows(channels: tuple[int, ...]) -> None:
-    """Sequences occur again in drawings; in photographs only bytes do, if at all."""
-    shape = 200, 300, *channels
-    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    drawing = np.tile(noise[:20, :30], (10, 10, *(1 for _ in channels)))
-    for pixels, how in ((noise, formats._FAST_PNG[0]), (drawing, formats._FAST_PNG[1])):
-        assert formats._fast_png(pixels) == how
-        data = formats.encode(pixels, fast=True)
-        assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
-    assert len(formats.encode(drawing, fast=True)) < len(formats.encode(noise, fast=True)) / 5
-    assert formats.encode(noise[:3, :5], fast=True)
