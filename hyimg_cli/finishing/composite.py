@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ _LIKE, _SURE_LIKE, _MOST_DETAIL, _WINDOW = 0.6, 0.9, 1.25, 5.0
 # Gaps in an edit up to twice this wide get none of the source's fine structure that the redraw left
 # out: the user may have wanted it removed.
 _GAP = 8.0
-_STRIP, _STRIP_REACH = 256, 8.0
+_STRIP = 256
 
 
 @dataclass(frozen=True)
@@ -96,11 +95,8 @@ def composite(
     """
     result, matte = source.copy(), np.zeros(source.shape[:2], np.uint8)
     in_own = result if own_numbers is None else own_numbers.pixels.copy()
-    reach = ceil(_STRIP_REACH / still.y.scale)
-    for own_rows, columns in _strips(what.matte, still, source.shape[:2]):
-        # Rows around those that are kept change only how positions are rounded: some values, by
-        # one level. So they stay, and results of earlier runs are drawn again to the bit.
-        rows = max(0, own_rows[0] - reach), min(source.shape[0], own_rows[1] + reach)
+    has_light, trust = bool(what.light[3].any()), np.zeros(1, np.float32)
+    for rows, columns in _strips(what.matte, still, source.shape[:2]):
         shape = rows[1] - rows[0], columns[1] - columns[0]
         box = _box(still, rows, columns)
         place = slice(*rows), slice(*columns)
@@ -118,17 +114,14 @@ def composite(
         lost = own - fitted
         redraw += luma(lost) * resized(what.detail, shape, _in(what.detail, box))
         redraw += lost * resized(what.around, shape, _in(what.around, box))
-        trust = resized(what.light[3], shape, _in(what.light, box))
-        if trust.any():
+        if has_light:
+            trust = resized(what.light[3], shape, _in(what.light, box))
             gain = resized(what.light[:3], shape, _in(what.light, box))
             redraw += trust * (own + gain * (own + NEVER_DARK) - redraw)
         alpha = levels.astype(np.float32) / 255
         # Selected, not computed: everything outside is copied.
         is_edit = (levels > 0)[..., None]
-        kept = slice(own_rows[0] - rows[0], own_rows[1] - rows[0])
-        here = slice(*own_rows), slice(*columns)
-        blended = _bytes(own + alpha * (redraw - own))
-        result[here] = np.where(is_edit[kept], blended[kept], source[here])
+        np.copyto(result[place], _bytes(own + alpha * (redraw - own)), where=is_edit)
         if own_numbers is not None:
             first = planes(own_numbers.pixels[place])
             other = planes(own_numbers.of_srgb(_bytes(redraw)))
@@ -136,8 +129,8 @@ def composite(
             beyond = first - planes(own_numbers.of_srgb(source[place]))
             other += beyond * np.maximum(trust, resized(what.around, shape, _in(what.around, box)))
             blended = _bytes(first + alpha * (other - first))
-            in_own[here] = np.where(is_edit[kept], blended[kept], own_numbers.pixels[here])
-        matte[here] = levels[kept]
+            np.copyto(in_own[place], blended, where=is_edit)
+        matte[place] = levels
     return result, matte, in_own
 
 

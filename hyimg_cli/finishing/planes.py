@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
+from hyimg_cli.finishing.bands import filtered, gaussian
+
 Pixels = NDArray[np.uint8]
 # Float32 arrays, and boolean ones.
 Plane = np.ndarray
@@ -25,8 +27,6 @@ NEVER_DARK = 16.0
 _OPPONENT = np.array(
     [[0.0833, 0.2804, 0.0283], [0.4267, -0.3876, -0.0391], [-0.1146, -0.3854, 0.5]], np.float32
 )
-# Bytes that a processor fetches at once.
-_CACHE_LINE = 64
 # Pixels of a band of rows whose planes stay in a processor's cache.
 _BAND = 1 << 15
 # Of more values than this, a median is looked for near that of a sample.
@@ -138,23 +138,9 @@ def luma(levels: Plane) -> Plane:
 
 
 def blurred(array: Plane, sigma: float) -> Plane:
-    """Apply a Gaussian over the last two axes."""
-    columns = _apart(array)
-    how = {"sigma": sigma, "mode": "nearest", "truncate": 3.0}
-    ndimage.gaussian_filter1d(columns, axis=-2, output=columns, **how)
-    return np.asarray(ndimage.gaussian_filter1d(columns, axis=-1, **how))
-
-
-def _apart(array: Plane) -> Plane:
-    """Return a copy whose rows are an odd number of cache lines apart.
-
-    A column of 1,024 floats a row would compete for few places of the cache: four times as slow.
-    """
-    lines = -(-array.shape[-1] * array.itemsize // _CACHE_LINE) | 1
-    wide = np.empty((*array.shape[:-1], lines * _CACHE_LINE // array.itemsize), array.dtype)
-    apart = wide[..., : array.shape[-1]]
-    apart[...] = array
-    return apart
+    """Apply a Gaussian over the last two axes; beyond a border are the border's pixels."""
+    height, width = array.shape[-2:]
+    return filtered(array, gaussian(height, sigma), gaussian(width, sigma))
 
 
 def spread(values: Plane, weights: Plane, sigma: float) -> tuple[Plane, Plane]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from PIL import Image
 
+from hyimg_cli.finishing.bands import cubic, filtered
 from hyimg_cli.finishing.planes import Mask, Plane, blurred, median, numbers, opponent, reduced
 
 _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826
@@ -56,8 +56,9 @@ class Motion:
         """Return planes [..., Y, X] moved back onto the reference (bicubic)."""
         if self == Motion():
             return array
-        flat = array.reshape(-1, *array.shape[-2:])
-        return np.stack([self._moved(plane) for plane in flat]).reshape(array.shape)
+        (zoom_y, zoom_x), (y, x) = self.zoom, self.shift
+        height, width = array.shape[-2:]
+        return filtered(array, cubic(height, zoom_y, y), cubic(width, zoom_x, x))
 
     def inside(self, shape: tuple[int, int], rim: float) -> Mask:
         """Return the reference's pixels that were drawn, `rim` pixels or more from the border."""
@@ -70,18 +71,6 @@ class Motion:
     def _at(self, axis: int, side: int) -> Plane:
         centres = np.arange(side, dtype=np.float32) + np.float32(0.5)
         return np.asarray(self.zoom[axis] * centres + self.shift[axis], np.float32)
-
-    def _moved(self, plane: Plane) -> Plane:
-        # Pillow adds nothing outside, so a border of the last pixels is added first.
-        pad = 2 + int(max(abs(_far(self, plane.shape))))
-        wide = np.pad(plane, pad, mode="edge")
-        (zoom_y, zoom_x), (y, x) = self.zoom, self.shift
-        how = (zoom_x, 0, x + pad, 0, zoom_y, y + pad)
-        size = plane.shape[::-1]
-        moved = Image.fromarray(wide).transform(
-            size, Image.Transform.AFFINE, how, Image.Resampling.BICUBIC
-        )
-        return np.asarray(moved)
 
 
 def lightness(levels: Plane) -> Plane:
@@ -260,14 +249,3 @@ def _slopes(plane: Plane) -> Plane:
 
 def _high_passed(plane: Plane) -> Plane:
     return np.asarray(plane - blurred(plane, _HIGH_PASS))
-
-
-def _far(motion: Motion, shape: tuple[int, ...]) -> np.ndarray:
-    """Return how far the corners move, in pixels."""
-    return np.asarray(
-        [
-            corner * (zoom - 1) * side + shift
-            for zoom, shift, side in zip(motion.zoom, motion.shift, shape, strict=True)
-            for corner in (0, 1)
-        ]
-    )
