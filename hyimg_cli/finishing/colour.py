@@ -8,6 +8,7 @@ from hyimg_cli.finishing.planes import (
     Mask,
     Plane,
     blurred,
+    by_bands,
     distance_to,
     median,
     numbers,
@@ -57,11 +58,16 @@ class Drift:
         y, x = self.field.shape[1:]
         part = None if box is None else (box[0] * x, box[1] * y, box[2] * x, box[3] * y)
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
+        if self.keeps_clipped:
+            reference = levels
+        return by_bands(
+            self._undone_with, levels, field, *([] if reference is None else [reference])
+        )
+
+    def _undone_with(self, levels: Plane, field: Plane, reference: Plane | None = None) -> Plane:
         found = np.tensordot(self.mixing, _terms(levels), axes=1)
         found += levels
         found += self.bias[:, None, None] + field
-        if self.keeps_clipped:
-            reference = levels
         if reference is not None:
             np.maximum(found, reference, out=found, where=levels >= _BRIGHTEST)
             np.minimum(found, reference, out=found, where=levels <= _DARKEST)
