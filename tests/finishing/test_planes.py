@@ -8,7 +8,6 @@ from scipy import ndimage
 
 from hyimg_cli.finishing import planes
 from hyimg_cli.finishing.planes import (
-    blurred,
     by_bands,
     deeper,
     distance_to,
@@ -65,21 +64,6 @@ def test_the_median_is_numpys(size: int, digits: int, kind: type[np.floating[Any
     values = rng.laplace(0, 3, size).round(digits).astype(kind)
     for some in (values, np.abs(values), np.sort(values), np.where(values < 0, 0, values)):
         assert median(some) == np.median(some)
-
-
-@pytest.mark.parametrize("shape", [(70, 131), (3, 64, 65), (1, 200), (2, 130, 3), (7, 5)])
-@pytest.mark.parametrize("sigma", [0.5, 1.5, 8.0, 32.0])
-@pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_a_blur_is_scipys(
-    shape: tuple[int, ...], sigma: float, kind: type[np.floating[Any]]
-) -> None:
-    """Also if the picture is smaller than what is seen around a pixel."""
-    array = np.random.default_rng(1).uniform(0, 255, shape).astype(kind)
-    sigmas = (*(0.0 for _ in shape[:-2]), sigma, sigma)
-    expected = ndimage.gaussian_filter(array, sigmas, mode="nearest", truncate=3.0)
-    found = blurred(array, sigma)
-    assert found.dtype == kind
-    assert np.abs(found - expected).max() < 3e-4
 
 
 def test_a_median_far_from_that_of_a_sample_is_found() -> None:
