@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from hyimg_cli.finishing.bands import filtered, gaussian
+from hyimg_cli.finishing.band_matrices import filtered, gaussian
 
 Pixels = NDArray[np.uint8]
 # Float32 arrays, and boolean ones.

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hyimg_cli.finishing.bands import cubic, filtered
+from hyimg_cli.finishing.band_matrices import cubic, filtered
 from hyimg_cli.finishing.planes import Mask, Plane, blurred, median, numbers, opponent, reduced
 
 _HIGH_PASS, _TUKEY = 6.0, 4.7 * 1.4826

@@ -45,7 +45,7 @@ def encode(
     """Return the picture's file with the metadata `text`, and with the `tags` of its numbers.
 
     A PNG has pixels of any channels; a lossless WebP has RGB or RGBA, including colours under
-    transparent pixels. `fast`: a PNG in an eighth of the time, for a file that is a few hundredths
+    transparent pixels. `fast`: a PNG in a seventh of the time, for a file that is a few hundredths
     larger.
     """
     assert pixels.dtype == np.uint8, "pixels are bytes"

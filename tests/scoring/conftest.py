@@ -129,6 +129,8 @@ class Endpoint(ThreadingHTTPServer):
         self.headers: list[dict[str, str]] = []
         # What it says that it is, and how long it thinks about the prompt "slow".
         self.model, self.slow_s = "qwen-2026-01", 0.0
+        # Ends that thinking.
+        self.has_thought = threading.Event()
         # Seconds before each answer.
         self.every_s = 0.0
         # From which call on it is another model, and which.
@@ -176,7 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
         }
         if prompt == "400 jailbreak":
             code, answer = 400, {"error": {"code": "content_filter", "message": "jailbreak"}}
-        time.sleep(self.server.slow_s if prompt == "slow" else self.server.every_s)
+        if prompt == "slow":
+            self.server.has_thought.wait(self.server.slow_s)
+        else:
+            time.sleep(self.server.every_s)
         with suppress(OSError):
             self.send_response(code)
             self.send_header("Location", "http://127.0.0.1:1/elsewhere")

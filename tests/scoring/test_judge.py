@@ -85,11 +85,14 @@ def test_a_slow_reply_is_waited_for_and_no_request_is_sent_twice(endpoint: Any, 
 
 
 def test_a_reply_is_passed_on_before_the_others_of_its_batch(endpoint: Any, case: Any) -> None:
-    endpoint.slow_s = 1.0
+    endpoint.slow_s, came = 20.0, list[str]()
     (scorer,) = scorers_of(CandidatesConfig(score=("judge:qwen",), judge_url=endpoint.url))
     with ScorerProcess(scorer, 60.0, print) as process:
         cases = {"late": case("slow"), "a": case("good"), "b": case("prose")}
-        came = [name for some in process.score(cases) for name in some]
+        for some in process.score(cases):
+            came += some
+            if len(came) == 2:
+                endpoint.has_thought.set()
     assert (sorted(came[:2]), came[2]) == (["a", "b"], "late")
 
 

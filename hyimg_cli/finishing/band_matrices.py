@@ -15,14 +15,14 @@ _TOGETHER = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Band:
+class BandMatrix:
     """A filter along a side: parts of the result, what they see, and the weights [part, seen]."""
 
     side: int
     parts: tuple[tuple[slice, slice, np.ndarray], ...]
 
     @classmethod
-    def of(cls, at: np.ndarray, weights: np.ndarray, side: int) -> "Band":
+    def of(cls, at: np.ndarray, weights: np.ndarray, side: int) -> "BandMatrix":
         """Return the filter whose pixels see pixels `at` [N, K] of a side by `weights` [N, K].
 
         Beyond a border are the border's pixels.
@@ -39,7 +39,7 @@ class Band:
         return cls(len(at), tuple(parts))
 
 
-def filtered(planes: np.ndarray, down: Band, across: Band) -> np.ndarray:
+def filtered(planes: np.ndarray, down: BandMatrix, across: BandMatrix) -> np.ndarray:
     """Return planes [..., Y, X] filtered along their columns, then along their rows."""
     *few, _, width = planes.shape
     between = np.empty((*few, down.side, width), planes.dtype)
@@ -52,16 +52,16 @@ def filtered(planes: np.ndarray, down: Band, across: Band) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def gaussian(side: int, sigma: float) -> Band:
+def gaussian(side: int, sigma: float) -> BandMatrix:
     """Return a Gaussian over 3 sigma on each side."""
     reach = int(3 * sigma + 0.5)
     away = np.arange(-reach, reach + 1)
     weights = np.exp(-0.5 * np.square(away / sigma))
     at = np.arange(side)[:, None] + away
-    return Band.of(at, np.broadcast_to(weights / weights.sum(), at.shape), side)
+    return BandMatrix.of(at, np.broadcast_to(weights / weights.sum(), at.shape), side)
 
 
-def cubic(side: int, zoom: float, shift: float) -> Band:
+def cubic(side: int, zoom: float, shift: float) -> BandMatrix:
     """Return the values at `zoom * place + shift`, by cubic curves through four pixels.
 
     The curves are those of Pillow's BICUBIC transformations.
@@ -70,4 +70,4 @@ def cubic(side: int, zoom: float, shift: float) -> Band:
     first = np.floor(at).astype(int)
     d = at - first
     weights = (d * (2 * d - 1 - d * d), 1 + d * d * (d - 2), d * (1 + d - d * d), d * d * (d - 1))
-    return Band.of(first[:, None] + np.arange(-1, 3), np.stack(weights, axis=1), side)
+    return BandMatrix.of(first[:, None] + np.arange(-1, 3), np.stack(weights, axis=1), side)
