@@ -60,9 +60,8 @@ class Drift:
         field = resized(self.field, (levels.shape[1], levels.shape[2]), part)
         if self.keeps_clipped:
             reference = levels
-        return by_bands(
-            self._undone_with, levels, field, *([] if reference is None else [reference])
-        )
+        given = (levels, field) if reference is None else (levels, field, reference)
+        return by_bands(self._undone_with, *given)
 
     def _undone_with(self, levels: Plane, field: Plane, reference: Plane | None = None) -> Plane:
         found = np.tensordot(self.mixing, _terms(levels), axes=1)

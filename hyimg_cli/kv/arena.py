@@ -58,7 +58,7 @@ class Span:
     def index(self, device: torch.device) -> Tensor:
         """Return the slots as a tensor, made once on each device."""
         if device not in self._index:
-            runs = [*self.runs] or [(0, 0)]
+            runs = self.runs or [(0, 0)]
             parts = [torch.arange(start, stop, device=device) for start, stop in runs]
             self._index[device] = torch.cat(parts)
         return self._index[device]

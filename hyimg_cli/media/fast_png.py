@@ -10,11 +10,11 @@ import zlib
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
+from PIL import PngImagePlugin
 
 from hyimg_cli.media.png_chunks import SIGNATURE, chunks_of
+from hyimg_cli.media.strips import Pixels
 
-Pixels = NDArray[np.uint8]
 # The filter "up" of the PNG standard.
 _UP = 2
 # Levels and strategies of zlib: by repeated bytes alone, and by repeated sequences.
@@ -29,7 +29,8 @@ _STRIP = 1 << 18
 
 def with_rows(png_of_one: bytes, pixels: Pixels) -> bytes:
     """Return the PNG of one pixel with the rows of `pixels` instead, which has its channels."""
-    file, parts = io.BytesIO(png_of_one), [SIGNATURE]
+    file, made = io.BytesIO(png_of_one), io.BytesIO()
+    made.write(SIGNATURE)
     height, width = pixels.shape[:2]
     for _, length, name in chunks_of(file):
         data = file.read(length)
@@ -37,8 +38,9 @@ def with_rows(png_of_one: bytes, pixels: Pixels) -> bytes:
             data = width.to_bytes(4) + height.to_bytes(4) + data[8:]
         elif name == b"IDAT":
             data = _compressed(pixels, *compression_of(pixels))
-        parts += _chunk(name, data)
-    return b"".join([*parts, *_chunk(b"IEND", b"")])
+        PngImagePlugin.putchunk(made, name, data)
+    PngImagePlugin.putchunk(made, b"IEND")
+    return made.getvalue()
 
 
 def compression_of(pixels: Pixels) -> tuple[int, int]:
@@ -67,7 +69,3 @@ def _filtered(pixels: Pixels) -> Iterator[Pixels]:
         np.subtract(strip[1:], strip[:-1], out=found[1:, 1:])
         above = strip[-1:]
         yield found
-
-
-def _chunk(name: bytes, data: bytes) -> tuple[bytes, ...]:
-    return len(data).to_bytes(4), name, data, zlib.crc32(data, zlib.crc32(name)).to_bytes(4)

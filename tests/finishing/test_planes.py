@@ -7,14 +7,7 @@ import pytest
 from scipy import ndimage
 
 from hyimg_cli.finishing import planes
-from hyimg_cli.finishing.planes import (
-    by_bands,
-    deeper,
-    distance_to,
-    median,
-    range_within,
-    within,
-)
+from hyimg_cli.finishing.planes import by_bands, deeper, distance_to, median, range_within, within
 from hyimg_cli.finishing.region import _slope, _to_the_border
 
 

@@ -25,6 +25,7 @@ def test_it_is_compressed_by_what_it_shows(channels: tuple[int, ...]) -> None:
         data = formats.encode(pixels, fast=True)
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
     assert len(formats.encode(drawing, fast=True)) < len(formats.encode(noise, fast=True)) / 5
+    assert formats.encode(noise[:3, :5], fast=True)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 700), (900, 1), (3, 5), (37, 100_000)])

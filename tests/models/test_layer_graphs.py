@@ -50,22 +50,25 @@ def _blocks(kind: str, count: int, number: int, kv_heads: int, width: int) -> li
     return blocks
 
 
-def _graphs(layer: Callable[..., Any], given: Sequence[tuple[Any, ...]]) -> int:
-    """Return how many graphs are compiled in calls, one after another."""
-    graphs = list[Any]()
+def _graphs(
+    layer: Callable[..., Any], given: Sequence[tuple[Any, ...]], dynamic: bool | None = True
+) -> list[int]:
+    """Return how many graphs have been compiled after each call; `dynamic`: torch's own."""
+    graphs, counts = list[Any](), list[int]()
 
     def compiled(graph: Any, _inputs: Any) -> Any:
         graphs.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
-    whole = torch.compile(layer, fullgraph=True, dynamic=True, backend=compiled)
+    whole = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=compiled)
     # Numbers of different things that are equal by chance would be taken for one.
     with torch.no_grad(), sizes.patch(use_duck_shape=False):
         for one in given:
             whole(*one)
+            counts.append(len(graphs))
     torch._dynamo.reset()
-    return len(graphs)
+    return counts
 
 
 @pytest.mark.parametrize(("kind", "count", "takes_full"), CASES)
@@ -94,7 +97,11 @@ def test_ten_lengths_of_hunyuan_image3(
         x_TM, pending_TM = torch.randn(2, rows, width, dtype=HALF)
         return x_TM, pending_TM, torch.randn(2, rows, own.head_dim), packing
 
-    assert _graphs(layer, [given(number) for number in range(10)]) == 1
+    calls = [given(number) for number in range(10)]
+    assert _graphs(layer, calls) == [1] * 10
+    if count == 1:
+        # As torch is called by itself: one graph of the first length, and one of all others.
+        assert _graphs(layer, calls, dynamic=None) == [1, *[2] * 9]
 
 
 @pytest.mark.parametrize(("kind", "count", "takes_full"), CASES)
@@ -120,4 +127,4 @@ def test_ten_lengths_of_bagel(kind: str, count: int, takes_full: bool) -> None:
         x_TM = torch.randn(sum(rows.counts), shape.hidden_size, dtype=HALF)
         return x_TM.split(rows.counts), None, rows
 
-    assert _graphs(decoder.layers[0], [given(number) for number in range(10)]) == 1
+    assert _graphs(decoder.layers[0], [given(number) for number in range(10)]) == [1] * 10
